@@ -319,7 +319,7 @@ class Prices:
         size = self._counts[len(kind)]
         table = self._tables.get(kind, _NO_TABLE)
         if table.shape[0] < size:
-            grown = np.full((2 * size, 2 * size), _UNKNOWN, np.int64)
+            grown = np.full((2 * size, 2 * size), _UNKNOWN, np.int64)  # twice: shardings come one by one
             grown[: table.shape[0], : table.shape[0]] = table
             table = self._tables[kind] = grown
         return table

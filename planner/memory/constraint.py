@@ -62,6 +62,7 @@ class MemoryConstraint:
     def value_weight(self, leaf: Leaf) -> float:
         """Weight of a value's bytes."""
         times = self.values.get(leaf, 0)
+        # The margin is for temporaries: an argument or a result counts once without it, its further copies with it.
         return 1.0 + (times - 1) * (1.0 + self.margin) if leaf in self.always_live else times * (1.0 + self.margin)
 
     def layout_copy_weight(self, leaf: Leaf) -> float:
@@ -142,7 +143,7 @@ class MemoryModel:
             inside: dict[int, tuple[set[str], list[_StoredBuffer]]] = {}
             for position, bodies in liveness.bodies:
                 body = max((worst(body) for body in bodies), key=lambda peak: peak[0], default=(0, 0, set[str](), []))
-                live[position] += body[0]
+                live[position] += body[0]  # on top of what lives around the loop or the branch
                 inside[position] = body[2:]
             if not len(live):
                 return 0, 0, set(), []
@@ -253,6 +254,7 @@ class MemoryModel:
 
     def bytes_at(self, peak: MemoryConstraint, decisions: Decisions) -> float:
         """Bytes of a plan's buffers live at a peak, margin included."""
+        # Sorted: a sum of floats depends on its order, and a plan must not depend on that of a set.
         return (
             sum(peak.value_weight(leaf) * self._value_bytes(peak, leaf, decisions) for leaf in sorted(peak.values))
             + sum(

@@ -179,7 +179,7 @@ class _CuttingPlanes:
         self.add(cheapest)
         is_new = len(self.plans) > number
         self.is_converged = self.step_fraction == 1.0 and not is_new
-        self.step_fraction = STEP_FRACTION if is_new else 1.0
+        self.step_fraction = STEP_FRACTION if is_new else 1.0  # nothing new on the way: try its end
         return cheapest, promised_s, terms
 
     def merge_plans(self, prices: FloatArray, best: CandidatePlan) -> CandidatePlan:
@@ -210,6 +210,7 @@ class _CuttingPlanes:
         """Bytes over the room: plans × peaks."""
         model = self.fitting.model
         self._bytes += [[] for _ in self.plans[len(self._bytes) :]]
+        # Only new pairs: each walks over all buffers of a peak.
         for plan, plan_bytes in zip(self.plans, self._bytes, strict=True):
             plan_bytes += [model.bytes_at(peak, plan.decisions) for peak in self.constraints[len(plan_bytes) :]]
         peak_bytes: FloatArray = np.array(self._bytes).reshape(len(self.plans), -1)

@@ -275,7 +275,7 @@ class LagrangianSearch:
         """
         search, terms = self.search, Multipliers.split_equally(self.constraints, price, self.branching_bounds)
         chain, solved = self._solve_at(terms, close)
-        bound_s = solved.tied_bound - price * search.limit_bytes
+        bound_s = solved.tied_bound - price * search.limit_bytes  # a plan that fits pays for no more bytes
         if bound_s > self.dual_bound_s:
             self.dual_bound_s, self.best_multiplier = bound_s, price
         if not self._has_all_strategies:  # else the caller bounds it
@@ -361,6 +361,7 @@ class LagrangianSearch:
 
     def _find_feasible(self) -> _PricedPlan | None:
         """A feasible plan, at a multiplier kept low."""
+        # Seconds per byte at which the memory of the fastest plan costs as much as its step.
         unit = self.start_plan.cost.step_s / self.start_plan.memory.peak_bytes
         asked: tuple[float, list[MemoryConstraint]] | None = None
         rising_bytes: list[int] = []
@@ -427,6 +428,7 @@ class LagrangianSearch:
         solved = fits.candidate.solution
         is_final = self.search.is_large or self._is_local or self._has_all_strategies
         if not is_final and solved.value - solved.tied_bound > TIGHT * abs(solved.value):
+            # Nearly solved is enough on the way; the last multiplier is solved to the end.
             last = self._evaluate(fits.multiplier, close=0.0).candidate
             best = _choose_faster(best, last) if self.fits(last) else best
         return best

@@ -184,7 +184,7 @@ class _SegmentKind:
                 graph.add_edge("source", ("A", i))
             graph.add_edge(("A", i), ("R", i), capacity=round(price * value.size_bytes * _UNITS))
             if value.seconds is None:
-                graph.add_edge(("R", i), "sink")
+                graph.add_edge(("R", i), "sink")  # without a capacity: never cut, so never recomputed
             else:
                 graph.add_edge(("R", i), "sink", capacity=round(value.seconds * _UNITS))
             for operand in value.operands:

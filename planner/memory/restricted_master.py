@@ -88,7 +88,7 @@ def merge_solutions(
     most_cpu_s: CPU seconds of the integer program.
     """
     size = -1
-    for is_alike in (False, True):
+    for is_alike in (False, True):  # repeats by themselves; if that is too large, tied
         merged = _RestrictedMaster.of(chain, plans, is_alike=is_alike)
         if len(merged.state_options) == size:  # no tied repeats: the same program
             break
@@ -163,6 +163,7 @@ class _RestrictedMaster:
         for variables, array in constraint_terms(self.chain.graph, peak, self.choices):
             self._add(total, variables, array)
             limit += float(array[tuple(self.base[variable] for variable in variables)])
+        # Bytes that no choice changes leave the row and its limit: what remains decides whether the row may bind.
         least = [float(cost.min()) for cost in total.costs]
         return ilp.Row(
             coefficients={v: cost - least[v] for v, cost in enumerate(total.costs) if np.ptp(cost)},
@@ -202,7 +203,7 @@ def _solve_master(
         ilp.Row(
             coefficients={place[v]: a[states[v]] for v, a in row.coefficients.items()},
             pairs={(place[v], place[w]): submatrix(a, states[v], states[w]) for (v, w), a in row.pairs.items()},
-            limit=max(row.limit, 1.0),
+            limit=max(row.limit, 1.0),  # a row is divided by it
         )
         for row in rows
     ]

@@ -50,7 +50,7 @@ def lower_bound(chain: Chain, time_limit_s: float) -> float:
         total += run.repeats * repeat.constant()
         for variable, messages in repeat.messages_on_layouts():
             if _is_inside(chain, run, variable):
-                total += float(messages.min())
+                total += float(messages.min())  # no other segment has a say about this layout
             else:
                 previous = shared.get(variable)
                 shared[variable] = messages if previous is None else previous + messages

@@ -78,6 +78,7 @@ class CostGraph:
         """The strategies of a node, or the shardings of a shared layout."""
         strategies = self._sets.get(variable)
         if strategies is None:
+            # Restrictions are of single variables: equal segments may have different ones.
             model = None if self.restrictions else self.isomorphic_variables.get(variable)
             strategies = self._sets[variable] = self._build_set(*variable) if model is None else self.set_of(model)
         return strategies

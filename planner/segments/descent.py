@@ -76,6 +76,7 @@ def descend(
         if gains:
             best = near, solved
             at = near.strategies(solved.states)
+        # All others were tried since the last gain, and the axes that gained are at their best already.
         if idle >= len(frees) - 1 or fine.clock.is_expired:
             break
     assert best is not None, "a mesh that refines another one has axes"
@@ -98,7 +99,7 @@ def _find_warm_start(chain: Chain, free: frozenset[str]) -> WarmStart[Key]:
         return WarmStart()
     restrictions, end = graph.neighborhood_cache.saved_messages[free]
     is_same = {
-        key: restrictions.get(v) is graph.restrictions[v]
+        key: restrictions.get(v) is graph.restrictions[v]  # equal restrictions are one object (`NeighborhoodCache`)
         for pair in end.moved
         for key in pair
         for v in [chain.variable(key)]

@@ -58,6 +58,7 @@ def _find_cuts(flow: Dataflow, forward: list[int]) -> list[int]:
     cuts, reach, has_choice = [], -1, False
     for i in forward:
         node = flow.nodes[i]
+        # No value from before i is read after it: what follows sees the forward pass so far through i alone.
         if i >= reach and has_choice and i in last_reader and len(node.shapes) == 1:
             cuts.append(i)
             has_choice = False

@@ -215,7 +215,7 @@ def _find_dependencies(
 ) -> _Dependencies:
     """The items before each of `makers`, in a frame of `items` that read `sources`."""
     columns = [item for item in items if is_computed[item]]
-    bit = {item: 1 << place for place, item in enumerate(columns)}
+    bit = {item: 1 << place for place, item in enumerate(columns)}  # sets as integers: a union is one operation
     readers = dict.fromkeys(items, 0)
     for inputs in sources.values():
         for source in inputs:
@@ -232,6 +232,7 @@ def _find_dependencies(
     shared = (1 << len(columns)) - 1
     for maker in makers:
         shared &= before[maker]
+    # What comes before all of the collectives can hide none of them.
     differs = ~_unpack_bits(shared, len(columns))
     return _Dependencies(
         tuple([item for item, is_kept in zip(columns, differs, strict=True) if is_kept]),
@@ -246,6 +247,7 @@ def _unpack_bits(bits: int, count: int) -> BoolArray:
 
 def _topological_order(items: Iterable[int], sources: dict[int, list[int]]) -> Iterator[int]:
     """Items, each after its sources."""
+    # A stack of its own: chains of items are longer than Python recurses.
     seen: set[int] = set()
     for first in items:
         if first in seen:
@@ -270,6 +272,7 @@ def _frame_overlap_s(waits: _Dependencies, jobs: Sequence[_Job], item_s: FloatAr
     ready = [float(seconds[row].sum()) for row in rows]
     done = np.zeros(len(seconds), bool)
     clock_s = channel_s = 0.0
+    # One channel takes the collectives in the order in which they can start.
     for place in sorted(range(len(jobs)), key=ready.__getitem__):
         clock_s += float(seconds[rows[place] & ~done].sum())
         done |= rows[place]

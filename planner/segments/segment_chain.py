@@ -200,7 +200,7 @@ class Chain:
             multipliers=price,
             is_for_bound=self.is_for_bound,
         )
-        chain._problems = self._problems
+        chain._problems = self._problems  # without prices of memory, so they serve here, too
         return chain
 
     def forget_reductions(self) -> None:
@@ -217,7 +217,7 @@ class Chain:
             is_for_bound=self.is_for_bound,
         )
         chain._problems, chain._joins = self._problems, self._joins
-        if self.multipliers is None:
+        if self.multipliers is None:  # with them a kind holds the mean price over a run
             chain._kinds = self._kinds
         return chain
 
@@ -239,7 +239,7 @@ class Chain:
         states = self.states()
         variables = {key: i for i, key in enumerate(states)}
         problem = Problem(costs=[np.zeros(len(state_numbers)) for state_numbers in states.values()])
-        core_counts = Counter(self.cores())
+        core_counts = Counter(self.cores())  # tied repeats are equal cores over the same keys
         for (kind, keys), times in core_counts.items():
             costs, edges = align_core(kind, keys, states)
             for key, cost in zip(keys, costs, strict=True):
@@ -382,11 +382,11 @@ class Chain:
             states = completed.get(core)
             if states is None:
                 reduction = core[0].reduction
-                submatrix = [
+                positions = [
                     np.searchsorted(kind_states, tied_states[key])
                     for kind_states, key in zip(reduction.states, core[1], strict=True)
                 ]
-                states = completed[core] = reduction.complete(np.array(submatrix, np.int64)).tolist()
+                states = completed[core] = reduction.complete(np.array(positions, np.int64)).tolist()
             expanded.update(zip(instance.variables[: instance.own_count], states, strict=False))
         return expanded
 

@@ -126,6 +126,7 @@ class _Work:
 
     def _has_only_finite(self, survivors: Sequence[IntArray]) -> bool:
         """Whether every surviving state is compatible with some of each neighbour's."""
+        # Message passing needs a finite entry in every row and column.
         edges = (matrix[np.ix_(survivors[v], survivors[w])] for v, w, matrix in self.passing.edges)
         return all(np.isfinite(edge.min(axis=0)).all() and np.isfinite(edge.min(axis=1)).all() for edge in edges)
 
@@ -151,6 +152,7 @@ class _Work:
     def _note_messages(self) -> None:
         for (v, w, _), messages in zip(self.passing.edges, self.passing.messages, strict=True):
             of_v, of_w = self.moved.setdefault((v, w), (np.zeros(self.sizes[v]), np.zeros(self.sizes[w])))
+            # Messages are what moved to the variables; noted is what moved away from them.
             of_v[self.left[v]], of_w[self.left[w]] = -messages[0], -messages[1]
 
     def _save_messages(self) -> WarmStart[int]:
@@ -160,5 +162,5 @@ class _Work:
 
 def _surviving_states(raised: Sequence[FloatArray], value: float, bound: float) -> list[IntArray]:
     """Per variable, the states raising the bound to at most `value`."""
-    slack = value - bound + TIGHT * abs(value)
+    slack = value - bound + TIGHT * abs(value)  # rounding must not drop a state of the best assignment
     return [np.flatnonzero(marginals <= slack) for marginals in raised]

@@ -108,7 +108,7 @@ def solve(
     value = problem.value(start)
     scale = _SCALE / value if np.isfinite(value) and value > 0 else 1.0
     if not all(row.allows(start) for row in rows) or any(np.array_equal(start, assignment) for assignment in forbidden):
-        value = np.inf
+        value = np.inf  # the start breaks a constraint: it is no solution
     program, x, edges = _program(problem, scale, rows)
     for row in rows:
         _row(program, row, x, edges)

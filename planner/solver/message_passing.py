@@ -77,11 +77,12 @@ class MessagePassing:
         self._after: list[list[_End]] = [[] for _ in self.unary]
         self._bound = -np.inf  # after the last round
         self._is_swept = False  # each edge's first variable collected last: no state of it has residual cost
+        # One scratch array for all edges: a residual is read before the next one is computed.
         room = self._room = np.empty(max((matrix.size for *_, matrix in self.edges), default=0))
         for (v, w, matrix), (to_v, to_w) in zip(self.edges, self.messages, strict=True):
             rest = room[: matrix.size].reshape(matrix.shape)
             ends = _End(matrix, to_v, to_w, 1, rest), _End(matrix, to_w, to_v[:, None], 0, rest)
-            if v == w:
+            if v == w:  # a chain of equal variables: each comes before the next, and after the last
                 self._before[v] += ends
                 self._after[v] += ends
             else:
@@ -122,6 +123,7 @@ class MessagePassing:
     def bound(self) -> float:
         """Lower bound on every assignment's value."""
         least = sum(MINIMUM(cost) for cost in self.unary)
+        # After a sweep the residuals of all other edges have minimum 0.
         edges = [edge for edge, (v, w, _) in enumerate(self.edges) if v == w or not self._is_swept]
         return float(least + sum(MINIMUM(self._edge_residual(edge), None) for edge in edges))
 
@@ -144,7 +146,7 @@ class MessagePassing:
         for v, others in enumerate(later):
             states[v] = int(np.argmin(totals[v]))
             for w, matrix, to_w in others:
-                totals[w] += matrix[states[v]] - to_w
+                totals[w] += matrix[states[v]] - to_w  # the message is in the costs of w already
         return states
 
     def min_marginals(self) -> list[FloatArray]:
@@ -188,9 +190,9 @@ class _Momentum:
         now = self._now.copy()
         with np.errstate(invalid="ignore"):  # inf - inf
             step = now - self._last
-        is_beyond = self._rounds > 1 and bool(np.isfinite(step).all())
+        is_beyond = self._rounds > 1 and bool(np.isfinite(step).all())  # infinite costs have no direction
         if is_beyond:
-            self._now += (self._rounds - 1) / (self._rounds + 2) * step
+            self._now += (self._rounds - 1) / (self._rounds + 2) * step  # Nesterov's weights
         self._last = now
         self._rounds += 1
         return is_beyond
@@ -210,6 +212,7 @@ def _visit(cost: FloatArray, sources: Sequence[_End], targets: Sequence[_End]) -
         messages[:] = least
     if not targets:
         return
+    # SRMP's weights: towards the side with fewer edges, a variable keeps a part for the way back.
     share = cost / max(len(sources), len(targets))
     for end in targets:
         np.subtract(end.messages, share, out=end.messages)

@@ -86,6 +86,7 @@ class _Fold:
         if len(self.states) == 1:
             return int(self.states[0])
         total = self.cost
+        # Summed in the order of the fold, or rounding could pick another state than the one counted there.
         for w, states, matrix in zip(self.neighbours[::-1], self.neighbour_states[::-1], self.edges[::-1], strict=True):
             total = matrix[:, states.searchsorted(assignment[w])] + total
         return int(self.states[total.argmin()])
@@ -113,7 +114,7 @@ class Reduction:
         chosen = np.zeros(len(self.variables) + len(self.folds), np.int64)
         for variable, states, i in zip(self.variables, self.states, core_states, strict=True):
             chosen[variable] = states[i]
-        for fold in reversed(self.folds):
+        for fold in reversed(self.folds):  # its neighbours were folded later: they are decided by now
             chosen[fold.variable] = fold.best(chosen)
         return chosen
 
@@ -126,6 +127,7 @@ class EdgeJoinCache:
 
     def of(self, left: FloatArray, cost: FloatArray, right: FloatArray) -> FloatArray:
         """[a, b] ↦ the minimum of `left[i, a] + cost[i] + right[i, b]` over a variable's states i."""
+        # A digest: the arrays as keys would stay alive as long as the cache.
         digest = blake2b(repr((left.shape, right.shape)).encode(), digest_size=16)
         for array in (left, cost, right):
             digest.update(np.ascontiguousarray(array).data)
@@ -160,7 +162,7 @@ class _Reducer:
         self.kept: list[IntArray] = [np.arange(len(cost)) for cost in problem.costs]
         self.near: list[dict[int, FloatArray]] = [{} for _ in problem.costs]
         for (v, w), matrix in problem.edges.items():
-            if matrix.any():
+            if matrix.any():  # an edge of zeros joins nothing
                 self.near[v][w], self.near[w][v] = matrix, matrix.T
         self.folds: list[_Fold] = []
         self.alive = [True] * len(self.costs)
@@ -188,7 +190,7 @@ class _Reducer:
         while heap:
             rank, v = heapq.heappop(heap)
             if not self.alive[v] or v in self.protected or rank != self._rank(v):
-                continue
+                continue  # with another rank, v is in the heap a second time
             if len(self.near[v]) > 2 and len(self.costs[v]) > 1:
                 continue
             touched = self._fold(v)
@@ -196,6 +198,7 @@ class _Reducer:
                 heapq.heappush(heap, (self._rank(w), w))
 
     def _rank(self, v: int) -> tuple[int, int]:
+        # A fold costs the product of the states involved: few first. A single state folds at any degree.
         return (0 if len(self.costs[v]) == 1 else len(self.near[v]), len(self.costs[v]))
 
     def _fold(self, v: int) -> list[int]:
@@ -327,6 +330,6 @@ def _least_difference(matrix: FloatArray) -> FloatArray:
     columns = np.array(list(different.values())).T
     difference = columns[:, None, :] - columns[None, :, :]
     if not np.isfinite(columns).all():
-        difference[np.isnan(difference)] = np.inf
+        difference[np.isnan(difference)] = np.inf  # inf - inf: k goes with neither, and decides nothing
     least: FloatArray = MINIMUM(difference, 2)
     return least

@@ -113,6 +113,7 @@ def _solve_core(
     close = max(good_enough, dual.TIGHT if sum(map(len, core.costs)) <= EXACT_STATES else GAP_TOLERANCE)
     bounded = dual.tighten(core, close, clock, start, enough)
     incumbent = Solution(states=bounded.states, value=bounded.value, lower_bound=bounded.lower_bound)
+    # Without an incumbent there is no gap to take a share of.
     for part in (*GAP_SHARES, _ALL) if np.isfinite(incumbent.value) else (_ALL,):
         is_close = incumbent.value - incumbent.lower_bound <= close * abs(incumbent.value) or incumbent.value <= enough
         if is_close or (clock.is_expired and np.isfinite(incumbent.value)):
@@ -148,7 +149,7 @@ def _solve_surviving(
         raise
     value = rest.constant + solved.value
     bound = incumbent.lower_bound
-    if is_all:
+    if is_all:  # no better assignment is outside of the program: its bound holds for all
         bound = max(bound, min(rest.constant + solved.lower_bound, incumbent.value))
     if value >= incumbent.value:
         return Solution(states=incumbent.states, value=incumbent.value, lower_bound=bound)
