@@ -115,7 +115,9 @@ def blame(state: MasterState, charges: Iterable[Charge], needed: int) -> Command
             guilty.append(suspect)
     if not guilty:
         return []
-    return _stop(state, min(guilty, key=lambda each: (-len(quarantine.records[each].deaths), _KINDS.index(each.kind))))
+    return _stop(
+        state, min(guilty, key=lambda suspect: (-len(quarantine.records[suspect].deaths), _KINDS.index(suspect.kind)))
+    )
 
 
 def _earlier_deaths(state: MasterState, suspect: Suspect) -> set[int]:

@@ -163,13 +163,13 @@ def greet(state: MasterState, session: Session, stream: int) -> Commands:
     return commands
 
 
-def _to_bytes(kept: ev.Kept | None) -> bytes:
-    return b"" if kept is None else to_message(kept).SerializeToString()
+def _to_bytes(state: ev.Kept | None) -> bytes:
+    return b"" if state is None else to_message(state).SerializeToString()
 
 
-def to_message(kept: ev.Kept) -> master_pb2.KeptState:
+def to_message(state: ev.Kept) -> master_pb2.KeptState:
     """As clients get it."""
-    return master_pb2.KeptState(description=kept.description, array_ids=kept.array_ids, updates=kept.updates)
+    return master_pb2.KeptState(description=state.description, array_ids=state.array_ids, updates=state.updates)
 
 
 def from_message(message: master_pb2.KeptState) -> ev.Kept:
