@@ -44,27 +44,27 @@ def refusal() -> Iterator[Any]:
     assert caught.value.remedy
 
 
-@pytest.mark.parametrize("read", READERS.values(), ids=READERS)
-def test_a_file_without_an_end_is_refused(read: Callable[[Path], Any], tmp_path: Path) -> None:
+@pytest.mark.parametrize("reader", READERS.values(), ids=READERS)
+def test_a_file_without_an_end_is_refused(reader: Callable[[Path], Any], tmp_path: Path) -> None:
     endless = tmp_path / "endless.toml"
     endless.symlink_to("/dev/zero")
     with refusal() as caught:
-        read(endless)
+        reader(endless)
     assert "more than 16 MiB" in str(caught.value)
 
 
-@pytest.mark.parametrize("read", [READERS["cluster file"], READERS["run --config"]])
-def test_a_fifo_that_nobody_writes_is_refused(read: Callable[[Path], Any], tmp_path: Path) -> None:
+@pytest.mark.parametrize("reader", [READERS["cluster file"], READERS["run --config"]])
+def test_a_fifo_that_nobody_writes_is_refused(reader: Callable[[Path], Any], tmp_path: Path) -> None:
     os.mkfifo(tmp_path / "cluster.json")
     with refusal() as caught:
-        read(tmp_path / "cluster.json")
+        reader(tmp_path / "cluster.json")
     assert "does not end within 1 s" in str(caught.value)
 
 
-@pytest.mark.parametrize("read", [read_text, read_program_file])
-def test_a_program_of_a_device_is_refused(read: Callable[[str], Any]) -> None:
+@pytest.mark.parametrize("reader", [read_text, read_program_file])
+def test_a_program_of_a_device_is_refused(reader: Callable[[str], Any]) -> None:
     with refusal() as caught:
-        read("/dev/zero")
+        reader("/dev/zero")
     assert "more than 16 MiB" in str(caught.value)
 
 

@@ -23,7 +23,9 @@ def report(number: int) -> PlanProgress:
 @given(st.lists(st.floats(0, 0.2), max_size=60))
 def test_pacing_keeps_order_the_first_and_the_last(pauses: list[float]) -> None:
     now_s, heard = 0.0, list[tuple[float, int]]()
-    paced = ProgressThrottle(lambda seen: heard.append((now_s, int(seen.detail))), interval_s=0.05, clock=lambda: now_s)
+    paced = ProgressThrottle(
+        lambda progress: heard.append((now_s, int(progress.detail))), interval_s=0.05, clock=lambda: now_s
+    )
     for number, pause_s in enumerate(pauses):
         now_s += pause_s
         paced(report(number))

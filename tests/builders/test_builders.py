@@ -53,12 +53,12 @@ def planned(name: str, builder: Any, **options: Any) -> sw.Plan:
     return made
 
 
-def kinds(made: sw.Plan) -> Mapping[str, int]:
-    return Counter(collective.kind for collective in made.collectives)
+def kinds(step_plan: sw.Plan) -> Mapping[str, int]:
+    return Counter(collective.kind for collective in step_plan.collectives)
 
 
-def layouts(made: sw.Plan) -> dict[str, str]:
-    return {variable.name: str(variable.sharding) for variable in made.parameters}
+def layouts(step_plan: sw.Plan) -> dict[str, str]:
+    return {variable.name: str(variable.sharding) for variable in step_plan.parameters}
 
 
 @pytest.mark.parametrize("name", MODELS)

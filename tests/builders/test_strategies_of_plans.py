@@ -93,7 +93,7 @@ def test_a_document_without_strategies_is_refused(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("answer", "said"),
+    ("answer", "message"),
     [
         ({"params['tabel']": VariableStrategy()}, "did you mean \"params['table']\"?"),
         ({"optimizer": VariableStrategy()}, "the variables are params['table'], params['w']"),
@@ -103,10 +103,10 @@ def test_a_document_without_strategies_is_refused(tmp_path: Path) -> None:
         (None, "it returned NoneType"),
     ],
 )
-def test_answers_that_fit_no_variable_are_refused(answer: Any, said: str) -> None:
+def test_answers_that_fit_no_variable_are_refused(answer: Any, message: str) -> None:
     with pytest.raises(sw.OptionError) as refusal:
         planned(Answers(answer))
-    assert said in str(refusal.value)
+    assert message in str(refusal.value)
     assert refusal.value.where == "Answers.build"
 
 

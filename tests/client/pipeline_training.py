@@ -35,9 +35,9 @@ def parts_of(schedule: str) -> int:
     return 4 if schedule == "interleaved" else 2
 
 
-def distance(found: Any, expected: Any) -> float:
+def distance(actual: Any, expected: Any) -> float:
     """The largest difference of a tensor, as a part of its norm."""
-    pairs = zip(jax.tree.leaves(found), jax.tree.leaves(expected), strict=True)
+    pairs = zip(jax.tree.leaves(actual), jax.tree.leaves(expected), strict=True)
     return max(float(np.linalg.norm(np.asarray(a) - b) / (np.linalg.norm(b) + 1e-12)) for a, b in pairs)
 
 

@@ -226,4 +226,4 @@ def assert_shows_what_ran(trace: dict[str, Any], plan: PipelinePlan) -> None:
         names = [str(task) for task in plan.tasks.stages[stage.number] if task.is_compute]
         for device in stage.devices:
             for which in ("predicted: devices", "measured: devices"):
-                assert [name for _, name in sorted(entries[which, device], key=lambda each: each[0])] == names
+                assert [name for _, name in sorted(entries[which, device], key=lambda entry: entry[0])] == names

@@ -63,7 +63,7 @@ def test_a_chief_without_gpus_only_coordinates(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("old", "new", "line", "said"),
+    ("old", "new", "line", "message"),
     [
         ("    chief: true\n", "", 1, "no node is the chief"),
         ("    ssh_config: conf\n", "    chief: true\n", 9, "two nodes are the chief"),
@@ -82,11 +82,11 @@ def test_a_chief_without_gpus_only_coordinates(tmp_path: Path) -> None:
         ("  - address: 10.20.41.12\n    gpus", "  - gpus", 2, "without an address"),
     ],
 )
-def test_errors_name_the_line(old: str, new: str, line: int, said: str, tmp_path: Path) -> None:
+def test_errors_name_the_line(old: str, new: str, line: int, message: str, tmp_path: Path) -> None:
     assert TWO_NODES.count(old) == 1
     with pytest.raises(sw.ClusterConfigError) as refusal:
         spec(tmp_path, TWO_NODES.replace(old, new))
-    assert said in str(refusal.value)
+    assert message in str(refusal.value)
     assert f"resource_spec.yml:{line}" in refusal.value.where
 
 
@@ -117,7 +117,7 @@ def test_a_cluster_file_in_yaml_means_the_same(name: str, suffix: str, tmp_path:
 
 
 @pytest.mark.parametrize(
-    ("text", "where", "said"),
+    ("text", "where", "message"),
     [
         ("master: {ip: 127.0.0.1, port: 1\n", "cluster.yml:2:1", "not valid YAML"),
         ("master: {ip: 127.0.0.1, port: 1}\nmaster: {}\n", "cluster.yml:2:1", "appears twice"),
@@ -128,13 +128,13 @@ def test_a_cluster_file_in_yaml_means_the_same(name: str, suffix: str, tmp_path:
         ("master: {ip: 127.0.0.1, prt: 1}\n", "cluster.yml: master", "port"),
     ],
 )
-def test_wrong_yaml_is_refused_with_its_place(text: str, where: str, said: str, tmp_path: Path) -> None:
+def test_wrong_yaml_is_refused_with_its_place(text: str, where: str, message: str, tmp_path: Path) -> None:
     path = tmp_path / "cluster.yml"
     path.write_text(text)
     with pytest.raises(sw.ClusterConfigError) as refusal:
         sw.Cluster.load(path)
     assert where in refusal.value.where
-    assert said in str(refusal.value)
+    assert message in str(refusal.value)
 
 
 def test_anchors_that_multiply_are_refused(tmp_path: Path) -> None:

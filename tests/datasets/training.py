@@ -60,5 +60,5 @@ def expected(steps: int, *, batch: int = BATCH, seed: int = 0) -> list[float]:
     return losses
 
 
-def assert_close(found: list[float], wanted: list[float]) -> None:
-    np.testing.assert_allclose(found, wanted, rtol=1e-5, atol=1e-6)
+def assert_close(actual: list[float], expected: list[float]) -> None:
+    np.testing.assert_allclose(actual, expected, rtol=1e-5, atol=1e-6)

@@ -57,7 +57,7 @@ def test_numbers_are_those_of_their_type(constant: str, payload: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("text", "said"),
+    ("text", "message"),
     [
         (_constant("u32[] constant(-1)"), "-1 is not a value of type u32"),
         (_constant("u64[] constant(-9223372036854775809)"), "is not a value of type u64"),
@@ -68,6 +68,6 @@ def test_numbers_are_those_of_their_type(constant: str, payload: str) -> None:
         (_module(head="HloModule m::n"), "expected a computation"),
     ],
 )
-def test_what_is_not_read_says_what_to_write(text: str, said: str) -> None:
-    with pytest.raises(HloSyntaxError, match=said):
+def test_what_is_not_read_says_what_to_write(text: str, message: str) -> None:
+    with pytest.raises(HloSyntaxError, match=message):
         parse(text)

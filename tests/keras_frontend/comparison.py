@@ -20,20 +20,20 @@ def fit(model: Any, *data: Any, callbacks: Any = (), **options: Any) -> dict[str
     return model.fit(*data, callbacks=list(callbacks), **settings).history  # type: ignore[no-any-return]
 
 
-def assert_equal_metrics(found: Any, wanted: Any, bound: float = 1e-5) -> None:
-    assert found.keys() == wanted.keys()
-    for name in wanted:
-        np.testing.assert_allclose(found[name], wanted[name], rtol=bound, atol=bound / 10, err_msg=name)
+def assert_equal_metrics(actual: Any, expected: Any, bound: float = 1e-5) -> None:
+    assert actual.keys() == expected.keys()
+    for name in expected:
+        np.testing.assert_allclose(actual[name], expected[name], rtol=bound, atol=bound / 10, err_msg=name)
 
 
 def state_of(model: Any) -> list[np.ndarray]:
     return [variable.numpy() for variable in [*model.variables, *model.optimizer.variables]]
 
 
-def assert_equal_state(found: Any, wanted: Any, bound: float = 1e-5) -> None:
-    """‖found − wanted‖ / ‖wanted‖ over all floating variables together; others, seeds among them, are equal."""
+def assert_equal_state(actual: Any, expected: Any, bound: float = 1e-5) -> None:
+    """‖actual − expected‖ / ‖expected‖ over all floating variables together; others, seeds among them, are equal."""
     difference = size = 0.0
-    for one, other in zip(state_of(found), state_of(wanted), strict=True):
+    for one, other in zip(state_of(actual), state_of(expected), strict=True):
         if other.dtype.kind in "iu":
             np.testing.assert_array_equal(one, other)
         else:

@@ -113,7 +113,7 @@ def test_a_dry_run_shows_a_server_a_node(tmp_path: Path, capsys: pytest.CaptureF
 
 
 @pytest.mark.parametrize(
-    ("arguments", "said"),
+    ("arguments", "message"),
     [
         (("--servers", "c.json", "-np", "2"), "--servers takes its hosts from the cluster file"),
         (("--servers", "c.json", "true"), "take no command"),
@@ -126,9 +126,9 @@ def test_a_dry_run_shows_a_server_a_node(tmp_path: Path, capsys: pytest.CaptureF
     ],
 )
 def test_what_does_not_go_together_is_refused(
-    arguments: tuple[str, ...], said: str, capsys: pytest.CaptureFixture[str]
+    arguments: tuple[str, ...], message: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     with pytest.raises(SystemExit) as raised:
         main(["run", *arguments])
     assert raised.value.code == 2
-    assert said in capsys.readouterr().err
+    assert message in capsys.readouterr().err

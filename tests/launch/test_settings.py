@@ -56,7 +56,7 @@ def test_the_command_line_wins(config: Path, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("given", "where", "message"),
+    ("flags", "where", "message"),
     [
         ({"np": "0"}, "-np", "'0' is not a whole number from 1"),
         ({"np": "four"}, "-np", "'four' is not a whole number"),
@@ -74,9 +74,9 @@ def test_the_command_line_wins(config: Path, tmp_path: Path) -> None:
         ({"hosts": "a", "hosts_file": "/dev/null"}, "--hosts-file", "names no host"),
     ],
 )
-def test_a_bad_value_names_its_flag(given: dict[str, Any], where: str, message: str) -> None:
+def test_a_bad_value_names_its_flag(flags: dict[str, Any], where: str, message: str) -> None:
     with pytest.raises(OptionError, match=message) as raised:
-        read_settings(given)
+        read_settings(flags)
     assert raised.value.where == where
 
 
@@ -150,7 +150,7 @@ def test_options_of_an_elastic_job(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("given", "where", "message"),
+    ("flags", "where", "message"),
     [
         ({"min_np": "4", "max_np": "2"}, "--max-np", "below --min-np 4"),
         ({"min_np": "4", "np": "2"}, "-np", "below --min-np 4"),
@@ -160,7 +160,7 @@ def test_options_of_an_elastic_job(tmp_path: Path) -> None:
         ({"min_np": "0"}, "--min-np", "whole number from 1"),
     ],
 )
-def test_options_of_elastic_jobs_that_make_no_sense_are_named(given: dict[str, str], where: str, message: str) -> None:
+def test_options_of_elastic_jobs_that_make_no_sense_are_named(flags: dict[str, str], where: str, message: str) -> None:
     with pytest.raises(OptionError, match=message) as caught:
-        read_settings(given)
+        read_settings(flags)
     assert caught.value.where == where

@@ -195,16 +195,16 @@ class _Bundle:
         self.plans.append(_entry(case, used, (trial.result(0, original.shape.leaves[0].rank),), trial.reduced))
         return case
 
-    def _operand(self, name: str, operand: Instruction, shape: ArrayShape, lies: TensorSharding) -> Instruction:
-        if operand.opcode == "constant" and not shape.dimensions and not lies.unreduced:
+    def _operand(self, name: str, operand: Instruction, shape: ArrayShape, sharding: TensorSharding) -> Instruction:
+        if operand.opcode == "constant" and not shape.dimensions and not sharding.unreduced:
             copy = Instruction(name=name, opcode="constant", shape=operand.shape, payload=operand.payload)
             self.entry.append(copy)
             return copy
-        if not lies.unreduced:
-            return self._parameter(name, shape, lies.dims)
-        count = self.mesh.size(lies.unreduced)
+        if not sharding.unreduced:
+            return self._parameter(name, shape, sharding.dims)
+        count = self.mesh.size(sharding.unreduced)
         stacked = ArrayShape(shape.element_type, (count, *shape.dimensions))
-        source = self._parameter(f"{name}_s", stacked, (lies.unreduced, *lies.dims))
+        source = self._parameter(f"{name}_s", stacked, (sharding.unreduced, *sharding.dims))
         zero = Instruction(
             name=f"{name}_z", opcode="constant", shape=ArrayShape(shape.element_type, ()), payload=_zero(shape)
         )
@@ -218,8 +218,8 @@ class _Bundle:
             },
         )  # fmt: skip
         self.entry += [zero, summed]
-        split = TensorSharding((lies.unreduced, *lies.dims))
-        self.plans.append(_entry(summed, [(split,), (TensorSharding(()),)], (lies,)))
+        split = TensorSharding((sharding.unreduced, *sharding.dims))
+        self.plans.append(_entry(summed, [(split,), (TensorSharding(()),)], (sharding,)))
         return summed
 
     def _parameter(self, name: str, shape: ArrayShape, dims: tuple[tuple[str, ...], ...]) -> Instruction:

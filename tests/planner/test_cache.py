@@ -90,7 +90,7 @@ def same_but_for_time(one: Plan, other: Plan) -> bool:
 
 def move_lines(text: str, by: int = 7) -> str:
     """The text as if lines had been put in front of the function."""
-    return re.sub(r"\b(line|end_line)=(\d+)", lambda found: f"{found[1]}={int(found[2]) + by}", text)
+    return re.sub(r"\b(line|end_line)=(\d+)", lambda match: f"{match[1]}={int(match[2]) + by}", text)
 
 
 # ---- what is asked again ---------------------------------------------------------

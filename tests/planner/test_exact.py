@@ -105,8 +105,8 @@ def seconds_of(graph: CostGraph, chosen: dict[Variable, int]) -> float:
     flow, prices, hubs = graph.flow, graph.prices, graph.variables.shared_layouts
     total = 0.0
 
-    def moved_s(maker: int, have: TensorSharding, want: TensorSharding) -> float:
-        seconds = prices.reshard_s(flow.nodes[maker].shapes[0], have, want)
+    def moved_s(maker: int, source: TensorSharding, target: TensorSharding) -> float:
+        seconds = prices.reshard_s(flow.nodes[maker].shapes[0], source, target)
         is_written = seconds > 0 and graph.variables.kernels.is_fused[maker]
         return seconds + prices.profile.launch_s if is_written else seconds
 

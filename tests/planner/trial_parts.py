@@ -34,18 +34,18 @@ def trials_module(
     return Module("trials", {}, [*regions, main], main)
 
 
-def relative_error(want: np.ndarray, got: np.ndarray) -> float:
+def relative_error(expected: np.ndarray, actual: np.ndarray) -> float:
     """The largest difference over the largest number wanted; infinity where integers or what is not finite differ."""
-    if want.dtype.name == "bfloat16":
-        want, got = want.astype(np.float32), got.astype(np.float32)
-    if not np.issubdtype(want.dtype, np.inexact):
-        return 0.0 if np.array_equal(want, got) else np.inf
-    finite = np.isfinite(want)
-    if not np.array_equal(want[~finite], got[~finite], equal_nan=True) or not np.isfinite(got[finite]).all():
+    if expected.dtype.name == "bfloat16":
+        expected, actual = expected.astype(np.float32), actual.astype(np.float32)
+    if not np.issubdtype(expected.dtype, np.inexact):
+        return 0.0 if np.array_equal(expected, actual) else np.inf
+    finite = np.isfinite(expected)
+    if not np.array_equal(expected[~finite], actual[~finite], equal_nan=True) or not np.isfinite(actual[finite]).all():
         return np.inf
     if not finite.any():
         return 0.0
-    return float(np.abs(want[finite] - got[finite]).max() / max(np.abs(want[finite]).max(), 1e-6))
+    return float(np.abs(expected[finite] - actual[finite]).max() / max(np.abs(expected[finite]).max(), 1e-6))
 
 
 def _copy(region: Computation, name: str) -> Computation:

@@ -120,11 +120,11 @@ def test_wrong_view_in_a_plan_is_named() -> None:
     assert caught.value.where == "plan.outputs[0]"
 
 
-def unpadded(made: Plan) -> Plan:
+def unpadded(step_plan: Plan) -> Plan:
     parameters, outputs = (
-        tuple(replace(v, stored_shape=v.shape) for v in each) for each in (made.parameters, made.outputs)
+        tuple(replace(v, stored_shape=v.shape) for v in each) for each in (step_plan.parameters, step_plan.outputs)
     )
-    return replace(made, parameters=parameters, outputs=outputs)
+    return replace(step_plan, parameters=parameters, outputs=outputs)
 
 
 def test_plan_with_views_is_not_portable() -> None:

@@ -42,20 +42,20 @@ def expected(op: str, rows: np.ndarray) -> np.ndarray:
     return total / len(rows) if op == "average" else total
 
 
-def same(found: object, wanted: np.ndarray, dtype: object, what: object) -> None:
-    found = np.asarray(found)
+def same(actual: object, expected: np.ndarray, dtype: object, what: object) -> None:
+    actual = np.asarray(actual)
     dtype = np.dtype(dtype)
-    assert found.dtype == dtype, (what, found.dtype)
-    assert found.shape == wanted.shape, (what, found.shape, wanted.shape)
+    assert actual.dtype == dtype, (what, actual.dtype)
+    assert actual.shape == expected.shape, (what, actual.shape, expected.shape)
     if dtype.kind in "iub":
-        assert np.array_equal(found, wanted), (what, found, wanted)
+        assert np.array_equal(actual, expected), (what, actual, expected)
     else:
         tolerance = {2: 3e-2, 4: 1e-5}.get(dtype.itemsize if dtype.kind != "c" else dtype.itemsize // 2, 1e-13)
         wide = "complex128" if dtype.kind == "c" else "float64"
-        assert np.allclose(found.astype(wide), wanted.astype(wide), rtol=tolerance, atol=tolerance), (
+        assert np.allclose(actual.astype(wide), expected.astype(wide), rtol=tolerance, atol=tolerance), (
             what,
-            found,
-            wanted,
+            actual,
+            expected,
         )
 
 

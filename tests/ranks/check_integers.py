@@ -25,10 +25,10 @@ def rows_of(size: int, length: int, dtype: str) -> np.ndarray:
     return rows
 
 
-def same(found: object, wanted: np.ndarray, what: object) -> None:
-    array = np.asarray(found)
-    assert array.dtype == wanted.dtype, (what, array.dtype)
-    assert np.array_equal(array, wanted), (what, array, wanted)
+def same(actual: object, expected: np.ndarray, what: object) -> None:
+    array = np.asarray(actual)
+    assert array.dtype == expected.dtype, (what, array.dtype)
+    assert np.array_equal(array, expected), (what, array, expected)
 
 
 def my_rows(whole: np.ndarray, rank: int, size: int) -> np.ndarray:

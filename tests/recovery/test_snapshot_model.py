@@ -25,8 +25,8 @@ def test_nothing_that_may_be_restored_is_dropped() -> None:
 
 def test_it_finds_daemons_that_go_by_what_the_master_remembers(monkeypatch: pytest.MonkeyPatch) -> None:
     """As they did: whatever is on the disk, and whatever the client knows."""
-    monkeypatch.setattr(snapshots, "_restorable", lambda each: (each.complete,))
-    monkeypatch.setattr(snapshots, "_oldest", lambda each: each.complete)
+    monkeypatch.setattr(snapshots, "_restorable", lambda snapshot: (snapshot.complete,))
+    monkeypatch.setattr(snapshots, "_oldest", lambda snapshot: snapshot.complete)
     with pytest.raises(AssertionError, match=r"was dropped, and (its client would restore it|the store may name it)"):
         few(0)
 

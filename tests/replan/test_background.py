@@ -27,10 +27,10 @@ def kinds(step: Any) -> list[str]:
     return [change.kind for change in step.plan_changes]
 
 
-def go_until(run: Run, wanted: set[str]) -> None:
+def go_until(run: Run, events: set[str]) -> None:
     """Trains until one of these has happened."""
     end_s = time.monotonic() + LIMIT_S
-    while not wanted & set(kinds(run.step)):
+    while not events & set(kinds(run.step)):
         assert time.monotonic() < end_s, kinds(run.step)
         run.go()
 

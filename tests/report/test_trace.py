@@ -76,7 +76,7 @@ def slices(trace: dict[str, Any]) -> dict[str, list[tuple[str, float, float]]]:
         if event["ph"] == "X":
             end = event["ts"] + event["dur"]
             result[tracks[event["pid"], event["tid"]]].append((event["name"], event["ts"] / 1e6, end / 1e6))
-    return {name: sorted(own, key=lambda each: each[1]) for name, own in result.items()}
+    return {name: sorted(own, key=lambda entry: entry[1]) for name, own in result.items()}
 
 
 def test_every_device_has_a_track_with_the_predicted_tasks() -> None:

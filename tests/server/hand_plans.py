@@ -71,8 +71,8 @@ def _variable(number: int, name: str, layout: Layout, user_shape: tuple[int, ...
     )  # fmt: skip
 
 
-def _program(each: step.HandPiece, lying: dict[tuple[str, int], Layout], micro_batches: int) -> PipelineProgram:
-    piece = each.piece
+def _program(hand_piece: step.HandPiece, lying: dict[tuple[str, int], Layout], micro_batches: int) -> PipelineProgram:
+    piece = hand_piece.piece
 
     def axes(names: tuple[str, ...]) -> dict[int, tuple[tuple[str, ...], ...]]:
         return {number: lying[name, piece.stage].sharding.dims for number, name in enumerate(names)}
@@ -81,7 +81,7 @@ def _program(each: step.HandPiece, lying: dict[tuple[str, int], Layout], micro_b
     options = PlanOptions(
         mesh=mesh.sizes, argument_axes=axes(piece.reads), output_axes=axes(piece.writes), rewrites="none"
     )
-    match = search(step.lower_text(each, micro_batches), Cluster.local(mesh.device_count), options)
+    match = search(step.lower_text(hand_piece, micro_batches), Cluster.local(mesh.device_count), options)
     return PipelineProgram(
         name=piece.program, kind=piece.kind, stage=piece.stage, chunk=piece.chunk, reads=piece.reads,
         writes=piece.writes, plan=match,

@@ -62,11 +62,11 @@ def restored(directory: Path) -> dict[str, np.ndarray]:
     return values
 
 
-def flips(directory: Path, each: int) -> Iterator[tuple[Path, int]]:
+def flips(directory: Path, count: int) -> Iterator[tuple[Path, int]]:
     """Of every file of a checkpoint some bits."""
     random = np.random.default_rng(1)
     for file in sorted(path for path in directory.rglob("*") if path.is_file()):
-        for bit in random.integers(0, file.stat().st_size * 8, each):
+        for bit in random.integers(0, file.stat().st_size * 8, count):
             yield file.relative_to(directory), int(bit)
 
 
@@ -93,9 +93,9 @@ def outcome(directory: Path, file: Path) -> str:
     return "right"
 
 
-def try_flips(good: Path, tmp_path: Path, each: int) -> list[str]:
+def try_flips(good: Path, tmp_path: Path, count: int) -> list[str]:
     outcomes = []
-    for file, bit in flips(good, each):
+    for file, bit in flips(good, count):
         shutil.copytree(good, tmp_path / "1", dirs_exist_ok=True)
         flip(tmp_path / "1" / file, bit)
         outcomes.append(outcome(tmp_path / "1", file))

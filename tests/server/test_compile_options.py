@@ -114,7 +114,7 @@ def load_order(options: dict[str, bool | int | str]) -> worker_pb2.ExecutorComma
 
 @pytest.mark.dear
 @pytest.mark.parametrize(
-    ("options", "said"),
+    ("options", "message"),
     [
         ({HIDING: True}, ""),
         ({"xla_cpu_parallel_codegen_split_count": 4, "xla_dump_hlo_pass_re": "none"}, ""),
@@ -122,7 +122,7 @@ def load_order(options: dict[str, bool | int | str]) -> worker_pb2.ExecutorComma
         ({HIDING: "perhaps"}, HIDING),
     ],
 )
-def test_executors_compile_with_options_and_name_themselves(options: dict[str, bool | int | str], said: str) -> None:
+def test_executors_compile_with_options_and_name_themselves(options: dict[str, bool | int | str], message: str) -> None:
     events: queue.SimpleQueue[worker_pb2.ExecutorEvent] = queue.SimpleQueue()
 
     def transport_to(addresses: object) -> object:
@@ -134,11 +134,11 @@ def test_executors_compile_with_options_and_name_themselves(options: dict[str, b
     executor.handle(worker_pb2.ExecutorCommand(sequence=1, chunk=chunk))
     executor.handle(load_order(options))
     done = events.get(timeout=60).done
-    assert done.HasField("error") == bool(said)
-    if said:
+    assert done.HasField("error") == bool(message)
+    if message:
         error = wire.error_from_proto(done.error)
         assert isinstance(error, CompilationError)
-        assert said in error.message
+        assert message in error.message
         assert error.where == "worker 0, compile_options"
 
 

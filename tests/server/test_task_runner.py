@@ -26,11 +26,11 @@ WAIT_S = 30.0
 class Jitted:
     """A piece as a program of its stage's devices."""
 
-    def __init__(self, each: step.HandPiece, micro_batches: int) -> None:
+    def __init__(self, hand_piece: step.HandPiece, micro_batches: int) -> None:
         lying = step.layouts(micro_batches)
-        piece = each.piece
+        piece = hand_piece.piece
         self._run = jax.jit(
-            each.function,
+            hand_piece.function,
             donate_argnums=tuple(piece.reads.index(name) for name in piece.donates),
             out_shardings=tuple(sharding_of(lying[name, piece.stage]) for name in piece.writes),
         )

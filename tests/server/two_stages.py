@@ -172,12 +172,12 @@ def stored_inputs(arrays: Arrays, micro_batches: int) -> Arrays:
     }
 
 
-def lower_text(each: HandPiece, micro_batches: int) -> str:
+def lower_text(hand_piece: HandPiece, micro_batches: int) -> str:
     """HLO text of a piece."""
     lying = layouts(micro_batches)
     shapes = [
-        jax.ShapeDtypeStruct(lying[name, each.piece.stage].shape, lying[name, each.piece.stage].dtype)
-        for name in each.piece.reads
+        jax.ShapeDtypeStruct(lying[name, hand_piece.piece.stage].shape, lying[name, hand_piece.piece.stage].dtype)
+        for name in hand_piece.piece.reads
     ]
-    donated = tuple(each.piece.reads.index(name) for name in each.piece.donates)
-    return jax.jit(each.function, keep_unused=True, donate_argnums=donated).lower(*shapes).as_text("hlo")
+    donated = tuple(hand_piece.piece.reads.index(name) for name in hand_piece.piece.donates)
+    return jax.jit(hand_piece.function, keep_unused=True, donate_argnums=donated).lower(*shapes).as_text("hlo")

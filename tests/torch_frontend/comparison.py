@@ -37,15 +37,15 @@ def train_eagerly(
     return losses
 
 
-def relative(found: Sequence[float], wanted: Sequence[float]) -> float:
-    return max(abs(a - b) / abs(b) for a, b in zip(found, wanted, strict=True))
+def relative(actual: Sequence[float], expected: Sequence[float]) -> float:
+    return max(abs(a - b) / abs(b) for a, b in zip(actual, expected, strict=True))
 
 
-def distance(found: dict[str, Any], wanted: dict[str, Any]) -> float:
-    """‖found − wanted‖ / ‖wanted‖ over all tensors together."""
-    assert found.keys() == wanted.keys()
-    difference = sum(float((found[k].double() - wanted[k].double()).square().sum()) for k in wanted)
-    return float((difference / sum(float(v.double().square().sum()) for v in wanted.values())) ** 0.5)
+def distance(actual: dict[str, Any], expected: dict[str, Any]) -> float:
+    """‖actual − expected‖ / ‖expected‖ over all tensors together."""
+    assert actual.keys() == expected.keys()
+    difference = sum(float((actual[k].double() - expected[k].double()).square().sum()) for k in expected)
+    return float((difference / sum(float(v.double().square().sum()) for v in expected.values())) ** 0.5)
 
 
 def compare(

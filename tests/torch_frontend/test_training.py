@@ -58,7 +58,7 @@ def test_a_scheduler_that_cycles_momentum_needs_one_program(
     with caplog.at_level("INFO", "shardwright"):
         compare(
             session, model, make, class_loss, batches(),
-            make_scheduler=lambda each: torch.optim.lr_scheduler.OneCycleLR(each, max_lr=0.05, total_steps=8),
+            make_scheduler=lambda optimizer: torch.optim.lr_scheduler.OneCycleLR(optimizer, max_lr=0.05, total_steps=8),
             state_bound=1e-5 if make is sgd else 1e-4,
         )  # fmt: skip
     assert sum("ready after" in line and "class_loss" in line for line in caplog.messages) == 1

@@ -43,9 +43,9 @@ def entry(
 
 
 def variable(
-    number: int, element_type: str, shape: tuple[int, ...], lies: TensorSharding, mesh: Mesh, alias: int | None = None
+    number: int, element_type: str, shape: tuple[int, ...], layout: TensorSharding, mesh: Mesh, alias: int | None = None
 ) -> VariablePlan:
-    return VariablePlan.from_sharding(number, f"v{number}", element_type, shape, lies, mesh, alias=alias)
+    return VariablePlan.from_sharding(number, f"v{number}", element_type, shape, layout, mesh, alias=alias)
 
 
 def layout(hlo: str) -> tuple[list[tuple[str, tuple[int, ...]]], list[tuple[str, tuple[int, ...]]]]:
@@ -99,8 +99,8 @@ def plan(
     )
 
 
-def _lies(said: Dims | TensorSharding | None, rank: int) -> TensorSharding:
-    return said if isinstance(said, TensorSharding) else sharding((None,) * rank if said is None else said)
+def _lies(layout: Dims | TensorSharding | None, rank: int) -> TensorSharding:
+    return layout if isinstance(layout, TensorSharding) else sharding((None,) * rank if layout is None else layout)
 
 
 def lower(function: Callable[..., Any], *arguments: Any, donate: tuple[int, ...] = ()) -> str:

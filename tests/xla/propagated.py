@@ -51,7 +51,7 @@ class _Walker:
             )  # fmt: skip
 
     def _plan(
-        self, instruction: Instruction, wanted: ValueSharding | None
+        self, instruction: Instruction, result: ValueSharding | None
     ) -> tuple[tuple[ValueSharding, ...], tuple[str, ...]]:
         have = tuple(self.lies[operand] for operand in instruction.operands)
         opcode = instruction.opcode
@@ -63,7 +63,7 @@ class _Walker:
             first = sum(len(each.leaves) for each in shape.elements[: instruction.index])
             self.lies[instruction] = have[0][first : first + len(instruction.shape.leaves)]
         elif opcode in _HANDING_ON:
-            flat = wanted or tuple(leaf for value in have for leaf in value)
+            flat = result or tuple(leaf for value in have for leaf in value)
             self.lies[instruction] = flat
             have = _grouped(instruction, flat)
         elif opcode == "while":
@@ -78,12 +78,12 @@ class _Walker:
             return self._compute(instruction, have)
         return have, ()
 
-    def _enter(self, instruction: Instruction, names: Sequence[str], given: tuple[ValueSharding, ...]) -> None:
+    def _enter(self, instruction: Instruction, names: Sequence[str], shardings: tuple[ValueSharding, ...]) -> None:
         for name in names:
             for called in instruction.called[name]:
-                for parameter, value in zip(called.parameters, given, strict=True):
+                for parameter, value in zip(called.parameters, shardings, strict=True):
                     self.given.setdefault(parameter, value)
-                self.walk(called, given[0] if name == "body" else None)
+                self.walk(called, shardings[0] if name == "body" else None)
 
     def _compute(
         self, instruction: Instruction, have: tuple[ValueSharding, ...]
@@ -99,25 +99,25 @@ class _Walker:
         return _grouped(instruction, operands), partial
 
     def _factor(
-        self, instruction: Instruction, splits: list[int | None], taken: dict[str, Factor | None], axis: str
+        self, instruction: Instruction, splits: list[int | None], factors: dict[str, Factor | None], axis: str
     ) -> Factor | None:
         """The factor that most operands agree with, and none contradicts."""
         best, score = None, 0
         for factor in rule_of(instruction).factors:
             pairs = [(f, s) for f, s in zip(factor.operands, splits, strict=True) if s is not None]
-            parts = self.mesh.size(tuple(a for a, f in taken.items() if f is factor)) * self.mesh.sizes[axis]
+            parts = self.mesh.size(tuple(a for a, f in factors.items() if f is factor)) * self.mesh.sizes[axis]
             if any(f != s for f, s in pairs) or factor.size % parts or factor.reduction not in (None, "add"):
                 continue
-            if len(pairs) > score and not find_xla_bug(instruction, taken | {axis: factor}, self.mesh):
+            if len(pairs) > score and not find_xla_bug(instruction, factors | {axis: factor}, self.mesh):
                 best, score = factor, len(pairs)
         return best
 
 
-def _laid_out(taken: Mapping[str, Factor | None], ranks: Sequence[int], side: str) -> ValueSharding:
+def _laid_out(factors: Mapping[str, Factor | None], ranks: Sequence[int], side: str) -> ValueSharding:
     results = []
     for leaf, rank in enumerate(ranks):
         dims: list[tuple[str, ...]] = [()] * rank
-        for axis, factor in taken.items():
+        for axis, factor in factors.items():
             dim = None if factor is None else getattr(factor, side)[leaf]
             if dim is not None:
                 dims[dim] = (*dims[dim], axis)

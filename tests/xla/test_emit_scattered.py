@@ -34,13 +34,13 @@ def test_a_sum_is_scattered_before_it_is_reduced_over_other_axes(summed, result,
     assert kinds(collectives) == expected
 
 
-@pytest.mark.parametrize(("wanted", "expected"), [("x", [("all-reduce", 2), ("reduce-scatter", 2)])])
-def test_a_partial_value_is_scattered_where_a_use_splits_it(wanted, expected):
+@pytest.mark.parametrize(("target", "expected"), [("x", [("all-reduce", 2), ("reduce-scatter", 2)])])
+def test_a_partial_value_is_scattered_where_a_use_splits_it(target, expected):
     """The dot leaves its sum partial over two axes; the negation takes it split over one of them."""
     rng = np.random.default_rng(1)
     lhs, rhs = rng.standard_normal((16, 32), np.float32), rng.standard_normal((32, 8), np.float32)
     text = lower(lambda a, b: -(a @ b), lhs, rhs)
-    summed, rows = ("x", "y"), sharding((wanted, None))
+    summed, rows = ("x", "y"), sharding((target, None))
     entries = [
         entry(
             names_of(text, "dot")[0],
@@ -50,7 +50,7 @@ def test_a_partial_value_is_scattered_where_a_use_splits_it(wanted, expected):
         ),
         entry(names_of(text, "negate")[0], [rows], rows),
     ]
-    planned = plan(text, MESH, {0: (None, summed), 1: (summed, None)}, {0: (wanted, None)}, entries)
+    planned = plan(text, MESH, {0: (None, summed), 1: (summed, None)}, {0: (target, None)}, entries)
     outputs, collectives = run_planned(planned, lhs, rhs)
     np.testing.assert_allclose(outputs[0], -(lhs @ rhs), rtol=1e-5, atol=1e-5)
     assert kinds(collectives) == expected

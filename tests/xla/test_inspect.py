@@ -179,7 +179,7 @@ cond {
 
 
 @pytest.mark.parametrize(
-    ("old", "new", "count", "known"),
+    ("old", "new", "count", "are_known"),
     [
         ("", "", 9, True),
         ("constant(12)", "constant(3)", 0, True),
@@ -188,7 +188,7 @@ cond {
         ("body=body", 'body=body, backend_config={"known_trip_count":{"n":"40"}}', 40, True),
     ],
 )
-def test_trip_counts(old, new, count, known):
+def test_trip_counts(old, new, count, are_known):
     text = module(
         "x = f32[100]{0} parameter(0)",
         "start = s32[] constant(3)",
@@ -198,7 +198,7 @@ def test_trip_counts(old, new, count, known):
         before=LOOP,
     )
     result = only(text.replace(old, new) if old else text)
-    assert (result.count, result.trip_counts_known) == (count, known)
+    assert (result.count, result.trip_counts_known) == (count, are_known)
 
 
 def test_against_what_stock_jax_compiles():

@@ -225,7 +225,7 @@ def test_a_linear_instruction_reduces_its_result(result: Any, kind: str) -> None
 
 
 @pytest.mark.parametrize(
-    ("made", "used", "expected"),
+    ("source", "used", "expected"),
     [
         ((None, None), (None, "x"), [("reduce-scatter", 4)]),
         (("y", None), ("y", "x"), [("reduce-scatter", 4)]),
@@ -233,13 +233,13 @@ def test_a_linear_instruction_reduces_its_result(result: Any, kind: str) -> None
         (("y", None), (None, None), [("all-gather", 2), ("all-reduce", 4)]),
     ],
 )
-def test_a_use_reduces_and_moves(made: Dims, used: Dims, expected: list[tuple[str, int]]) -> None:
+def test_a_use_reduces_and_moves(source: Dims, used: Dims, expected: list[tuple[str, int]]) -> None:
     """Partial over x: reduced first, straight into parts where the use is split over x, then moved."""
     text = lower(lambda a, b: jnp.tanh(a @ b), X, W)
     (dot,), (tanh,) = names_of(text, "dot"), names_of(text, "tanh")
-    lhs = (made[0], "x")
+    lhs = (source[0], "x")
     entries = [
-        entry(dot, [sharding(lhs), RHS], sharding(made, ("x",)), opcode="dot"),
+        entry(dot, [sharding(lhs), RHS], sharding(source, ("x",)), opcode="dot"),
         entry(tanh, [sharding(used)], sharding(used)),
     ]
     planned = plan(text, {"x": 4, "y": 2}, {0: lhs, 1: ("x", None)}, {0: used}, entries)

@@ -49,7 +49,7 @@ IN_BODY = "made = f32[64,64]{1,0} dot(flat, w), lhs_contracting_dims={1}, rhs_co
 
 
 @pytest.mark.parametrize(
-    ("read", "last", "part"),
+    ("operation", "last", "part"),
     [
         (IN_BODY, PRODUCT, 2),
         (IN_BODY, "f32[4,64,64]{2,1,0} sine(kept)", 1),  # read as it is after the loop
@@ -57,8 +57,8 @@ IN_BODY = "made = f32[64,64]{1,0} dot(flat, w), lhs_contracting_dims={1}, rhs_co
         (IN_BODY, "f32[4,64,64]{2,1,0} copy(kept)", 1),  # handed to the caller
     ],
 )
-def test_what_a_loop_carries(read: str, last: str, part: int) -> None:
-    program = program_of(STACKED.replace("READ", read).replace("LAST", last), "tpu-v5e")
+def test_what_a_loop_carries(operation: str, last: str, part: int) -> None:
+    program = program_of(STACKED.replace("READ", operation).replace("LAST", last), "tpu-v5e")
     round_for_products(program)
     sizes = {program.instructions[node].name: size for node, size in enumerate(program.sizes_bytes)}
     whole = 4 * 64 * 64 * 4

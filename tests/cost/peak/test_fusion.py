@@ -475,26 +475,26 @@ ENTRY main {
 
 
 @pytest.mark.parametrize(
-    ("read", "is_stored"),
+    ("operation", "is_stored"),
     [
         ("dot(y, part), lhs_contracting_dims={1}, rhs_contracting_dims={0}", True),
         ("negate(part)", False),
     ],
 )
-def test_what_a_product_reads_a_part_of_is_stored(read: str, is_stored: bool) -> None:
-    text = CUT.replace("READ", f"read = f32[64,16]{{1,0}} {read}")
+def test_what_a_product_reads_a_part_of_is_stored(operation: str, is_stored: bool) -> None:
+    text = CUT.replace("READ", f"read = f32[64,16]{{1,0}} {operation}")
     assert ("mask" in stored(text, "tpu-v5e")) == is_stored
 
 
-@pytest.mark.parametrize(("read", "is_stored"), [("padded", True), ("two", False)])
-def test_padding_is_not_computed_by_two_kernels(read: str, is_stored: bool) -> None:
+@pytest.mark.parametrize(("operand", "is_stored"), [("padded", True), ("two", False)])
+def test_padding_is_not_computed_by_two_kernels(operand: str, is_stored: bool) -> None:
     text = f"""HloModule padded
 ENTRY main {{
   x = f32[64,61]{{1,0}} parameter(0)
   zero = f32[] constant(0)
   padded = f32[64,64]{{1,0}} pad(x, zero), padding=0_0x0_3
   two = f32[64,64]{{1,0}} sine(padded)
-  one = f32[64,64]{{1,0}} negate({read})
+  one = f32[64,64]{{1,0}} negate({operand})
   ROOT out = (f32[64,64]{{1,0}}, f32[64,64]{{1,0}}) tuple(one, two)
 }}
 """

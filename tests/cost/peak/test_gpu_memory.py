@@ -116,19 +116,19 @@ ENTRY main {{
 
 
 @pytest.mark.parametrize(
-    ("shape", "made", "opcode", "order", "is_apart"),
+    ("shape", "update", "opcode", "order", "is_apart"),
     [
         ("2,8,64", "2,64,8", "sort(x), dimensions={2}, to_apply=less", "0,2,1", True),
         ("64,8", "8,64", "sort(x), dimensions={1}, to_apply=less", "1,0", False),
     ],
 )
 def test_an_update_that_is_made_of_a_turned_gradient_lies_elsewhere_first(
-    shape: str, made: str, opcode: str, order: str, is_apart: bool
+    shape: str, update: str, opcode: str, order: str, is_apart: bool
 ) -> None:
     less = (
         "less {\n  l = f32[] parameter(0)\n  r = f32[] parameter(1)\n  ROOT s = pred[] compare(l, r), direction=LT\n}\n"
     )
-    text = TURNED.format(shape=shape, made=made, opcode=opcode, order=order)
+    text = TURNED.format(shape=shape, made=update, opcode=opcode, order=order)
     program = program_of(text.replace("ENTRY", f"{less}ENTRY"), "a100")
     node = {instruction.name: i for i, instruction in enumerate(program.instructions)}
     buffers = assign_buffers(program, hardware_profile("a100"), donated={node["w"]: node["new"]})

@@ -149,9 +149,9 @@ READ_BEHIND = """behind = f32[64,64]{1,0} get-tuple-element(loop), index=3
   ROOT out = (f32[64,64]{1,0}, f32[64,64]{1,0}) tuple(made, behind)"""
 
 
-def ahead(first: str, second: str, read: str = MADE) -> list[str]:
+def ahead(first: str, second: str, operation: str = MADE) -> list[str]:
     """Opcodes of what runs of the entry, beside its loops."""
-    module = parse(TWO_LOOPS.replace("FIRST", first).replace("SECOND", second).replace("READ", read))
+    module = parse(TWO_LOOPS.replace("FIRST", first).replace("SECOND", second).replace("READ", operation))
     result = hoist_invariants(program_of(module.entry), lambda body: loop_of(program_of(body), "all"))
     return [opcode for opcode in result.opcodes if opcode in ("exponential", "sine", "tanh")]
 
@@ -172,13 +172,13 @@ def test_what_is_made_beside_a_loop_as_it_hoists_it_is_made_once(first: str, exp
     assert ahead(first, PLAIN, before) == [*expected[:1], "exponential"]
 
 
-@pytest.mark.parametrize(("read", "expected"), [(MADE, []), (READ_BEHIND, ["sine"])])
-def test_what_a_loop_carries_in_vain_is_not_made(read: str, expected: list[str]) -> None:
-    assert ahead(PLAIN, PLAIN, read) == expected
+@pytest.mark.parametrize(("operation", "expected"), [(MADE, []), (READ_BEHIND, ["sine"])])
+def test_what_a_loop_carries_in_vain_is_not_made(operation: str, expected: list[str]) -> None:
+    assert ahead(PLAIN, PLAIN, operation) == expected
 
 
 @pytest.mark.parametrize(
-    ("first", "second", "read", "taken"),
+    ("first", "second", "operation", "temporary_bytes"),
     [
         ("tanh(w)", "exponential(w)", MADE, 49_348),
         ("exponential(w)", "exponential(w)", MADE, 32_964),
@@ -187,12 +187,14 @@ def test_what_a_loop_carries_in_vain_is_not_made(read: str, expected: list[str])
         ("exponential(w)", "exponential(w)", MADE_ALIKE, 16_580),
     ],
 )
-def test_what_a_loop_hoists_is_there_while_an_earlier_one_runs(first: str, second: str, read: str, taken: int) -> None:
-    """taken: temporaries of the same module compiled by XLA:CPU (jaxlib 0.10.2, `get_compiled_memory_stats`), numbers
-    of a few bytes among them."""
-    module = parse(TWO_LOOPS.replace("FIRST", first).replace("SECOND", second).replace("READ", read))
+def test_what_a_loop_hoists_is_there_while_an_earlier_one_runs(
+    first: str, second: str, operation: str, temporary_bytes: int
+) -> None:
+    """temporary_bytes: of the same module compiled by XLA:CPU (jaxlib 0.10.2, `get_compiled_memory_stats`), numbers of
+    a few bytes among them."""
+    module = parse(TWO_LOOPS.replace("FIRST", first).replace("SECOND", second).replace("READ", operation))
     (result,) = temporaries_bytes([module.entry], (), Mesh(axes=()), hardware_profile("cpu"))
-    assert result == pytest.approx(taken, abs=256)
+    assert result == pytest.approx(temporary_bytes, abs=256)
 
 
 def test_rows_of_the_search_count_it_once_from_where_it_is_made() -> None:

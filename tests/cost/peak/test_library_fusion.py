@@ -97,11 +97,11 @@ def test_what_is_small_is_no_library_kernel() -> None:
 
 
 @pytest.mark.parametrize(
-    ("other", "taken"),
+    ("other", "members"),
     [
         ("exponential", {"total", "spread", "other", "weighted", "sums"}),
         ("cosine", {"total", "spread", "weighted", "sums"}),
     ],
 )
-def test_a_kernel_takes_in_the_reduction_before_it_and_what_the_library_computes(other: str, taken: set[str]) -> None:
-    assert kernels(ROW.replace("OTHER", other), 512) == {"sums": taken}
+def test_a_kernel_takes_in_the_reduction_before_it_and_what_the_library_computes(other: str, members: set[str]) -> None:
+    assert kernels(ROW.replace("OTHER", other), 512) == {"sums": members}

@@ -24,9 +24,9 @@ ENTRY main {
 """
 
 
-def interval(found: Liveness, name: str) -> tuple[str, str]:
-    index = found.names.index(name)
-    return found.order[found.starts[index]], found.order[found.ends[index]]
+def interval(liveness: Liveness, name: str) -> tuple[str, str]:
+    index = liveness.names.index(name)
+    return liveness.order[liveness.starts[index]], liveness.order[liveness.ends[index]]
 
 
 def test_values_are_live_from_their_definition_to_their_last_reader() -> None:

@@ -225,9 +225,9 @@ ENTRY main {
 ROWS, COLUMNS = TensorSharding((("x",), ())), TensorSharding(((), ("x",)))
 
 
-def hand_plan(mesh: Mesh, gathered: bool, lies: TensorSharding = ROWS) -> MemorySummary:
+def hand_plan(mesh: Mesh, gathered: bool, stored: TensorSharding = ROWS) -> MemorySummary:
     whole = TensorSharding.replicated(2)
-    used = whole if gathered else lies
+    used = whole if gathered else stored
 
     def entry(name: str, operands: list[TensorSharding], result: TensorSharding) -> InstructionPlan:
         return InstructionPlan(
@@ -235,7 +235,7 @@ def hand_plan(mesh: Mesh, gathered: bool, lies: TensorSharding = ROWS) -> Memory
         )
 
     instructions = [
-        InstructionPlan(computation="main", name="x", opcode="parameter", operands=(), result=(lies,)),
+        InstructionPlan(computation="main", name="x", opcode="parameter", operands=(), result=(stored,)),
         entry("dot", [used, whole], used),
         entry("tanh", [used], used),
         entry("add", [used, used], used),
@@ -245,7 +245,7 @@ def hand_plan(mesh: Mesh, gathered: bool, lies: TensorSharding = ROWS) -> Memory
     return predict_memory(
         module,
         instructions,
-        [variable(0, x, lies, None), variable(1, w, whole, None)],
+        [variable(0, x, stored, None), variable(1, w, whole, None)],
         [variable(0, module.entry.root.shape, used, None)],
         mesh,
     )
@@ -265,7 +265,7 @@ def test_a_gathered_operand_is_there_while_it_is_used() -> None:
 
 def test_a_product_reads_columns_that_were_gathered_from_a_copy() -> None:
     """XLA:CPU gathers them with the columns outermost."""
-    summary = hand_plan(Mesh.of({"x": 8}), gathered=True, lies=COLUMNS)
+    summary = hand_plan(Mesh.of({"x": 8}), gathered=True, stored=COLUMNS)
     assert summary.temporaries_bytes == 2 * 64 * 32 * 4
 
 

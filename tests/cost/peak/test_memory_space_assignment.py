@@ -8,7 +8,7 @@ from shardwright.cost.peak.memory_space_assignment import select_off_chip
 
 
 @pytest.mark.parametrize(
-    ("lifetimes", "chip_bytes", "left"),
+    ("lifetimes", "chip_bytes", "expected"),
     [
         ([(60, 0, 1), (40, 1, 2)], 100, []),
         ([(60, 0, 1), (50, 1, 2)], 100, [(60, 0, 1)]),  # both are there at 1
@@ -18,5 +18,7 @@ from shardwright.cost.peak.memory_space_assignment import select_off_chip
         ([(1, 0, 1)], 0, [(1, 0, 1)]),
     ],
 )
-def test_what_is_left(lifetimes: list[tuple[int, int, int]], chip_bytes: int, left: list[tuple[int, int, int]]) -> None:
-    assert list(select_off_chip(lifetimes, chip_bytes)) == left
+def test_what_is_left(
+    lifetimes: list[tuple[int, int, int]], chip_bytes: int, expected: list[tuple[int, int, int]]
+) -> None:
+    assert list(select_off_chip(lifetimes, chip_bytes)) == expected

@@ -43,7 +43,7 @@ def test_a_price_of_memory_takes_what_is_padded_for_the_value_as_it_is_made() ->
     search = Search(lower_text(4001), Cluster.local(4), plan_options(mesh={"x": 4}))
     outcome = search.search_meshes()
     candidate = outcome.evaluate(outcome.fastest)
-    padded = max(candidate.live_buffers, key=lambda held: held.size_bytes)
+    padded = max(candidate.live_buffers, key=lambda buffer: buffer.size_bytes)
     model = search.memory_model(candidate.chain.graph.variables.shared_layouts)
     values = model.constraint_of_buffers(candidate.live_buffers, candidate.decisions).values
     assert padded.size_bytes > ROWS * INNER * 4001 * 4

@@ -20,12 +20,12 @@ STACK = LAYERS * WIDTH * WIDTH * 4 // 4
 ROWS, COLUMNS, WHOLE = {0: None, 1: "x", 2: None}, {0: None, 1: None, 2: "x"}, {0: None, 1: None, 2: None}
 
 
-def make_plan(lies: dict[int, str | None], sliced: dict[int, str | None], *, again: bool = False) -> Plan:
+def make_plan(layout: dict[int, str | None], sliced: dict[int, str | None], *, again: bool = False) -> Plan:
     """Layers that lie as given, before and after one is cut out. again: in two loops."""
 
     def step(weights: jax.Array, x: jax.Array) -> jax.Array:
         def layer(i: jax.Array, h: jax.Array) -> jax.Array:
-            one = jax.lax.dynamic_slice(annotate(weights, lies), (i, 0, 0), (1, WIDTH, WIDTH))
+            one = jax.lax.dynamic_slice(annotate(weights, layout), (i, 0, 0), (1, WIDTH, WIDTH))
             return annotate(jnp.tanh(h @ annotate(one, sliced)[0]), {0: "x", 1: None})
 
         for _ in range(1 + again):
@@ -35,16 +35,16 @@ def make_plan(lies: dict[int, str | None], sliced: dict[int, str | None], *, aga
     shapes = jax.ShapeDtypeStruct((LAYERS, WIDTH, WIDTH), "f4"), jax.ShapeDtypeStruct((BATCH, WIDTH), "f4")
     with keep_annotations():
         text = jax.jit(step, keep_unused=True).lower(*shapes).as_text("hlo")
-    stored = tuple((axis,) if axis else () for axis in lies.values())
+    stored = tuple((axis,) if axis else () for axis in layout.values())
     return plan(text, Cluster.local(4), PlanOptions(mesh={"x": 4}, argument_axes={0: stored}, stages=1))
 
 
 @pytest.mark.parametrize("again", [False, True])
-@pytest.mark.parametrize("lies", [ROWS, COLUMNS])
+@pytest.mark.parametrize("layout", [ROWS, COLUMNS])
 def test_a_stack_whose_slices_are_gathered_is_copied_once(
-    lies: dict[int, str | None], again: bool, service: CompileService
+    layout: dict[int, str | None], again: bool, service: CompileService
 ) -> None:
-    step_plan = make_plan(lies, WHOLE, again=again)
+    step_plan = make_plan(layout, WHOLE, again=again)
     program = service.compile(step_plan.require_hlo(), step_plan, want_executable=False)
     assert program.memory is not None
     assert step_plan.memory.temporaries_bytes == pytest.approx(program.memory.temporary_bytes, rel=0.05)

@@ -71,12 +71,12 @@ def planned(text: str, force: Any = None, rest: str = "search", **options: Any) 
     return made
 
 
-def kinds(made: Plan) -> Mapping[str, int]:
-    return Counter(collective.kind for collective in made.collectives)
+def kinds(step_plan: Plan) -> Mapping[str, int]:
+    return Counter(collective.kind for collective in step_plan.collectives)
 
 
-def layout(made: Plan, name: str) -> str:
-    return next(str(variable.sharding) for variable in made.parameters if variable.name == name)
+def layout(step_plan: Plan, name: str) -> str:
+    return next(str(variable.sharding) for variable in step_plan.parameters if variable.name == name)
 
 
 def test_a_whole_tensor_is_pinned_by_one_word(mlp: str) -> None:

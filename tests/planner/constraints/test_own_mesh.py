@@ -41,20 +41,20 @@ def mesh_of(**sizes: int) -> AbstractMesh:
     return AbstractMesh(tuple(sizes.values()), tuple(sizes), axis_types=(AxisType.Auto,) * len(sizes))
 
 
-def plain(held: Callable[..., Any], w: Any, v: Any, x: Any) -> Any:
-    return held(jax.nn.gelu(held(x, 0) @ w), 1) @ v
+def plain(constrain: Callable[..., Any], w: Any, v: Any, x: Any) -> Any:
+    return constrain(jax.nn.gelu(constrain(x, 0) @ w), 1) @ v
 
 
-def scanned(held: Callable[..., Any], w: Any, v: Any, x: Any) -> Any:
-    return jax.lax.scan(lambda c, _: (plain(held, w, v, c), None), x, None, length=2)[0]
+def scanned(constrain: Callable[..., Any], w: Any, v: Any, x: Any) -> Any:
+    return jax.lax.scan(lambda c, _: (plain(constrain, w, v, c), None), x, None, length=2)[0]
 
 
-def remat(held: Callable[..., Any], w: Any, v: Any, x: Any) -> Any:
-    return jax.checkpoint(lambda w, v, x: plain(held, w, v, x))(w, v, x)
+def remat(constrain: Callable[..., Any], w: Any, v: Any, x: Any) -> Any:
+    return jax.checkpoint(lambda w, v, x: plain(constrain, w, v, x))(w, v, x)
 
 
-def branched(held: Callable[..., Any], w: Any, v: Any, x: Any) -> Any:
-    return jax.lax.cond(x[0, 0] > 0, lambda x: held(x, 0) @ w, lambda x: held(x @ w, 1), x) @ v
+def branched(constrain: Callable[..., Any], w: Any, v: Any, x: Any) -> Any:
+    return jax.lax.cond(x[0, 0] > 0, lambda x: constrain(x, 0) @ w, lambda x: constrain(x @ w, 1), x) @ v
 
 
 def step_of(mesh: AbstractMesh | None, specs: Specs, model: Callable[..., Any] = plain) -> Callable[..., Any]:

@@ -93,8 +93,8 @@ def test_a_chain_reads_and_writes_its_ends() -> None:
 def test_a_scatter_fills_its_zeros() -> None:
     """The gradient of a lookup: the whole table is written, and what is added to it read, combined and written."""
 
-    def looked_up(table: jax.Array, numbers: jax.Array, given: jax.Array) -> jax.Array:
-        return jnp.zeros_like(table).at[numbers.astype(jnp.int32)].add(given)
+    def looked_up(table: jax.Array, numbers: jax.Array, rows: jax.Array) -> jax.Array:
+        return jnp.zeros_like(table).at[numbers.astype(jnp.int32)].add(rows)
 
     table, count = (50000, 64), 1000
     taken = arrays(looked_up, table, (count,), (count, 64), of=table)

@@ -90,7 +90,7 @@ def test_a_collective_inside_a_computation_of_its_own_is_found() -> None:
 
 
 @pytest.mark.parametrize(
-    ("header", "entry", "said"),
+    ("header", "entry", "message"),
     [
         (", num_partitions=8", "main.3_spmd", "the partitioner named 'main.3_spmd'"),
         ("", "main.3_spmd.1", "the partitioner named"),
@@ -100,8 +100,8 @@ def test_a_collective_inside_a_computation_of_its_own_is_found() -> None:
         (", is_scheduled=true, num_partitions=8", "main", "num_partitions=8"),
     ],
 )
-def test_shares_are_known_without_a_collective(header: str, entry: str, said: str) -> None:
-    with pytest.raises(UnsupportedProgramError, match=said):
+def test_shares_are_known_without_a_collective(header: str, entry: str, message: str) -> None:
+    with pytest.raises(UnsupportedProgramError, match=message):
         refuse_per_device_program(parse(_text("ROOT r = f32[8,4] tanh(x)", header, entry)))
 
 

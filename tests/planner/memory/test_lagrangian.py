@@ -98,15 +98,15 @@ def test_the_bytes_that_are_priced_are_those_that_a_plan_takes_at_the_peak(text:
     check_priced(search, candidate, model.constraint_at_peak(candidate.decisions))
 
 
-def check_priced(search: Search, found: CandidatePlan, peak: MemoryConstraint) -> None:
+def check_priced(search: Search, candidate: CandidatePlan, peak: MemoryConstraint) -> None:
     """A price of the bytes at a peak adds what the plans that it gives take there."""
-    model = search.memory_model(found.chain.graph.variables.shared_layouts)
+    model = search.memory_model(candidate.chain.graph.variables.shared_layouts)
     once, twice = (
-        found.chain.with_multipliers(Multipliers(constraints=((peak, price),))).solve(search.time_limit_s())
+        candidate.chain.with_multipliers(Multipliers(constraints=((peak, price),))).solve(search.time_limit_s())
         for price in (1e-3, 2e-3)
     )
     for solved in (once, twice):  # which are the same, but for ties
-        taken = model.bytes_at(peak, search.evaluate(found.chain, solved, ()).decisions)
+        taken = model.bytes_at(peak, search.evaluate(candidate.chain, solved, ()).decisions)
         assert twice.value - once.value == pytest.approx(1e-3 * taken, rel=5e-3)  # what no plan decides has no price
 
 
@@ -471,8 +471,8 @@ class _SizedSearch(Search):
 
     size_of: Callable[[CandidatePlan], float]
 
-    def bytes_needed(self, found: CandidatePlan) -> int:
-        return round(self.size_of(found) * self.limit_bytes)
+    def bytes_needed(self, candidate: CandidatePlan) -> int:
+        return round(self.size_of(candidate) * self.limit_bytes)
 
 
 def test_prices_rise_no_further_where_what_still_does_not_fit_takes_too_long() -> None:
@@ -543,7 +543,7 @@ def test_where_a_plan_is_known_to_fit_prices_begin_low() -> None:
 def test_between_near_prices_nothing_is_looked_for_that_takes_too_long(ratio: float, below: float, count: int) -> None:
     """Halfway between a plan that needs too much and one of twice its time that fits, the memory ends."""
     search = _SizedSearch(STEP, CLUSTER, PlanOptions(**ONE_WAY))  # type: ignore[arg-type]
-    search.size_of = lambda found: 0.9 if found is fits else 1.1
+    search.size_of = lambda candidate: 0.9 if candidate is fits else 1.1
     outcome = search.search_meshes()
     over = outcome.evaluate(outcome.fastest)
     fits = replace(over, cost=replace(over.cost, compute_s=over.cost.compute_s + over.cost.step_s))
@@ -576,8 +576,8 @@ def test_where_no_price_fits_a_plan_that_does_is_made_faster() -> None:
     thrifty = search.evaluate(fast.chain, fast.chain.with_multipliers(price).solve(search.time_limit_s()), ())
     search.limit_bytes = (search.bytes_needed(fast) + search.bytes_needed(thrifty)) // 2
 
-    def fit(known: CandidatePlan | None) -> CandidatePlan:
-        return _FastestAlone(search, fast, math.inf, (), known).find_best()
+    def fit(incumbent: CandidatePlan | None) -> CandidatePlan:
+        return _FastestAlone(search, fast, math.inf, (), incumbent).find_best()
 
     with pytest.raises(MemoryBudgetError):
         fit(None)
@@ -594,7 +594,7 @@ def test_prices_rise_no_further_where_each_saves_too_little(saved: float, count:
     """Plans need a fifth more than there is, and at each price so much less: two more that save twice that are enough,
     or not."""
     search = _SizedSearch(STEP, CLUSTER, PlanOptions(**ONE_WAY), limits=BY_PRICES)  # type: ignore[arg-type]
-    search.size_of = lambda found: 1.2 - saved * max(numbers.get(id(found), 0) - 2, 0)
+    search.size_of = lambda candidate: 1.2 - saved * max(numbers.get(id(candidate), 0) - 2, 0)
     outcome = search.search_meshes()
     fastest = outcome.evaluate(outcome.fastest)
     numbers: dict[int, int] = {}

@@ -33,9 +33,9 @@ def make_plan(text: str = STEP, hardware: str = "cpu", **options: object) -> tup
     return search, outcome.evaluate(outcome.fastest)
 
 
-def carry_at(search: Search, found: CandidatePlan) -> MemoryConstraint:
+def carry_at(search: Search, candidate: CandidatePlan) -> MemoryConstraint:
     """Where a plan bounds, and nothing of it but what loops carry."""
-    peak = search.memory_model(found.chain.graph.variables.shared_layouts).constraint_at_peak(found.decisions)
+    peak = search.memory_model(candidate.chain.graph.variables.shared_layouts).constraint_at_peak(candidate.decisions)
     return replace(NOTHING, loop_gathers=peak.loop_gathers)
 
 

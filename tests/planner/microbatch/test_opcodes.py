@@ -112,13 +112,15 @@ class Bundle:
         self.entry.append(instruction)
         return instruction
 
-    def _leaves(self, made: Instruction) -> Iterator[Instruction]:
-        if not isinstance(made.shape, TupleShape):
-            yield made
+    def _leaves(self, instruction: Instruction) -> Iterator[Instruction]:
+        if not isinstance(instruction.shape, TupleShape):
+            yield instruction
             return
-        for index, shape in enumerate(made.shape.elements):
+        for index, shape in enumerate(instruction.shape.elements):
             attributes = {"index": edit.attribute("index", str(index))}
-            element = Instruction(f"{made.name}.{index}", "get-tuple-element", shape, (made,), attributes, index=index)
+            element = Instruction(
+                f"{instruction.name}.{index}", "get-tuple-element", shape, (instruction,), attributes, index=index
+            )
             self.entry.append(element)
             yield element
 

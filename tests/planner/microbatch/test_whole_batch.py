@@ -26,9 +26,9 @@ from tests.planner.programs import Program, lower
 from tests.planner.rewrites.rewrite_programs import compiled, run
 
 
-def assert_equal(expected: list[np.ndarray], found: list[np.ndarray]) -> None:
+def assert_equal(expected: list[np.ndarray], actual: list[np.ndarray]) -> None:
     """Equal within 1e-5 of each array's norm."""
-    for want, got in zip(expected, found, strict=True):
+    for want, got in zip(expected, actual, strict=True):
         difference = np.linalg.norm((np.asarray(want, np.float64) - np.asarray(got, np.float64)).ravel())
         assert difference <= 1e-5 * max(np.linalg.norm(np.asarray(want, np.float64).ravel()), 1e-12)
 

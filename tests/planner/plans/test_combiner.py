@@ -45,8 +45,8 @@ def layers(count: int, width: int) -> str:
     return jax.jit(step, donate_argnums=0, keep_unused=True).lower([weight] * count, batch).as_text("hlo")
 
 
-def sizes_of_combined(made: Plan) -> list[int]:
-    return sorted(Counter(each.combined for each in made.collectives if each.combined).values(), reverse=True)
+def sizes_of_combined(step_plan: Plan) -> list[int]:
+    return sorted(Counter(each.combined for each in step_plan.collectives if each.combined).values(), reverse=True)
 
 
 def test_gradients_are_combined_as_xla_gpu_combines_them() -> None:

@@ -37,7 +37,7 @@ def train_step(parameters: Any, x: jax.Array, y: jax.Array) -> Any:
 def lower_to_text() -> str:
     shapes = [[(32, 64), (64,), (64, 16)], (16, 32), (16, 16)]
     arguments = jax.tree.map(
-        lambda shape: jax.ShapeDtypeStruct(shape, "f4"), shapes, is_leaf=lambda each: isinstance(each, tuple)
+        lambda shape: jax.ShapeDtypeStruct(shape, "f4"), shapes, is_leaf=lambda leaf: isinstance(leaf, tuple)
     )
     return jax.jit(train_step, donate_argnums=0, keep_unused=True).lower(*arguments).as_text("hlo")
 

@@ -122,8 +122,8 @@ def plan_in_parallel(**options: Any) -> Plan:
     return plan(text, cluster, replace(chosen, **options))
 
 
-def views(made: Plan) -> list[bool]:
-    return [variable.view_of is not None for variable in made.parameters[:2]]
+def views(step_plan: Plan) -> list[bool]:
+    return [variable.view_of is not None for variable in step_plan.parameters[:2]]
 
 
 def test_memory_is_that_of_the_program_without_the_views() -> None:

@@ -35,14 +35,14 @@ def lower_text(function: Any, *arguments: Any) -> Module:
     return parse(str(jax.jit(function).lower(*arguments).as_text("hlo")))
 
 
-def assert_same(module: Module, made: Rewritten, arguments: list[np.ndarray]) -> None:
+def assert_same(module: Module, rewritten: Rewritten, arguments: list[np.ndarray]) -> None:
     """Both programs give the same numbers on one device, in the dimensions that the rewrite states."""
-    text = made.module.to_text()
+    text = rewritten.module.to_text()
     private.canonical_hlo(text)  # XLA reads it
     expected = run(module.to_text(), arguments)
-    result = run(text, [a.reshape(made.parameters.get(n, a.shape)) for n, a in enumerate(arguments)])
+    result = run(text, [a.reshape(rewritten.parameters.get(n, a.shape)) for n, a in enumerate(arguments)])
     for number, (e, f) in enumerate(zip(expected, result, strict=True)):
-        assert f.shape == made.outputs.get(number, e.shape)
+        assert f.shape == rewritten.outputs.get(number, e.shape)
         np.testing.assert_allclose(f.reshape(e.shape), e, rtol=2e-6, atol=2e-7)
 
 

@@ -88,26 +88,26 @@ def loops_of(module: Module) -> list[StackedLoop]:
     return [found for i in module.entry if i.opcode == "while" and (found := match_stacked_loop(i)) is not None]
 
 
-def split_arguments(made: SplitLoops, arguments: Sequence[np.ndarray]) -> list[np.ndarray]:
+def split_arguments(split: SplitLoops, arguments: Sequence[np.ndarray]) -> list[np.ndarray]:
     return [
         np.asarray(arguments[piece.number])[piece.start : piece.stop]
         if piece.start is not None
         else arguments[piece.number]
-        for piece in made.arguments
+        for piece in split.arguments
     ]
 
 
-def together(made: SplitLoops, outputs: Sequence[np.ndarray]) -> list[np.ndarray]:
+def together(split: SplitLoops, outputs: Sequence[np.ndarray]) -> list[np.ndarray]:
     entries: dict[int, list[np.ndarray]] = {}
-    for piece, output in zip(made.outputs, outputs, strict=True):
+    for piece, output in zip(split.outputs, outputs, strict=True):
         entries.setdefault(piece.number, []).append(output)
     return [np.concatenate(parts) if len(parts) > 1 else parts[0] for _, parts in sorted(entries.items())]
 
 
-def assert_equal(module: Module, made: SplitLoops, program: Program) -> None:
+def assert_equal(module: Module, split: SplitLoops, program: Program) -> None:
     arguments = jax.tree.leaves(program[1])
     expected = run(module.to_text(), arguments)
-    result = together(made, run(made.module.to_text(), split_arguments(made, arguments)))
+    result = together(split, run(split.module.to_text(), split_arguments(split, arguments)))
     assert len(result) == len(expected)
     for a, b in zip(result, expected, strict=True):
         np.testing.assert_allclose(a, b, rtol=2e-5, atol=1e-6)

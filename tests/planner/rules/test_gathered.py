@@ -30,8 +30,8 @@ def make_plan(width: int, words: int, mesh: dict[str, int]) -> Plan:
     return plan(text, replace(Cluster.local(8), hardware=PLAIN_A100), PlanOptions(mesh=mesh))
 
 
-def reduction(made: Plan) -> InstructionPlan:
-    (result,) = (entry for entry in made.instructions if entry.opcode == "reduce" and len(entry.operands) > 2)
+def reduction(step_plan: Plan) -> InstructionPlan:
+    (result,) = (entry for entry in step_plan.instructions if entry.opcode == "reduce" and len(entry.operands) > 2)
     return result
 
 

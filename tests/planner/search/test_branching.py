@@ -101,9 +101,9 @@ class _OnlyBounds(Search):
     """Branches are bounded, and no plan is looked for in them."""
 
     def fit_over_all_strategies(
-        self, found: CandidatePlan, chain: Chain, read: ChainSolution, within: tuple[BranchingBound, ...] = ()
+        self, incumbent: CandidatePlan, chain: Chain, assignment: ChainSolution, within: tuple[BranchingBound, ...] = ()
     ) -> CandidatePlan:
-        return found
+        return incumbent
 
 
 class _RecordsSearches(Search):
@@ -119,10 +119,10 @@ class _RecordsSearches(Search):
         self.branches: list[tuple[BranchingBound, ...]] = []
 
     def fit_over_all_strategies(
-        self, found: CandidatePlan, chain: Chain, read: ChainSolution, within: tuple[BranchingBound, ...] = ()
+        self, incumbent: CandidatePlan, chain: Chain, assignment: ChainSolution, within: tuple[BranchingBound, ...] = ()
     ) -> CandidatePlan:
         self.branches = [*self.branches, within]
-        return replace(found) if len(self.branches) in self.gains else found
+        return replace(incumbent) if len(self.branches) in self.gains else incumbent
 
 
 def incumbent_of(root: Branch, step_s: float) -> tuple[Search, CandidatePlan]:
@@ -277,8 +277,8 @@ def test_prices_are_tried_in_a_branch_alone() -> None:
         fitting._add_constraint(start)
         return fitting._evaluate(price).candidate
 
-    def made(found: CandidatePlan, leaf: Leaf) -> float:
-        return float(value_bytes(found.chain.graph, leaf)[found.solution.states[leaf[0], -1]])
+    def made(candidate: CandidatePlan, leaf: Leaf) -> float:
+        return float(value_bytes(candidate.chain.graph, leaf)[candidate.solution.states[leaf[0], -1]])
 
     free = at_price(())
     leaves = [(node, 0) for node, leaf in start.solution.states if leaf < 0]

@@ -165,7 +165,7 @@ def test_where_the_search_finds_nothing_the_fastest_expert_that_fits_is_the_plan
     profile = hardware_profile("a100")
     forced = [plan(text, A100, PlanOptions(force=force, mesh=sizes)) for force in set(EXPERTS.values()) - {"expert"}]
     needed = {each.origin: bytes_with_margin(each.memory, profile) for each in forced}
-    fastest = min(forced, key=lambda each: each.cost.step_s)
+    fastest = min(forced, key=lambda candidate: candidate.cost.step_s)
     budget = needed[fastest.origin] - 1
     best_s = min(each.cost.step_s for each in forced if needed[each.origin] <= budget)
     options = PlanOptions(mesh=sizes, memory_budget=budget, remat="none", micro_batches=1)

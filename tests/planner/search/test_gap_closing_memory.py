@@ -130,16 +130,16 @@ class _OnlyClimbs(Search):
     reads: int = 0
 
     def fit_over_all_strategies(
-        self, found: CandidatePlan, chain: Chain, read: ChainSolution, within: tuple[BranchingBound, ...] = ()
+        self, incumbent: CandidatePlan, chain: Chain, assignment: ChainSolution, within: tuple[BranchingBound, ...] = ()
     ) -> CandidatePlan:
         self.reads += 1
-        return replace(found) if self.reads <= self.gains else found
+        return replace(incumbent) if self.reads <= self.gains else incumbent
 
-    def branch_and_bound(self, found: CandidatePlan, root: Branch, most_open: float) -> CandidatePlan:
-        return found
+    def branch_and_bound(self, incumbent: CandidatePlan, root: Branch, most_open: float) -> CandidatePlan:
+        return incumbent
 
-    def refine_over_all_strategies(self, found: CandidatePlan, chain: Chain) -> CandidatePlan:
-        return found
+    def refine_over_all_strategies(self, plan: CandidatePlan, chain: Chain) -> CandidatePlan:
+        return plan
 
 
 def test_a_climb_reads_plans_off_until_one_was_in_vain() -> None:
@@ -161,9 +161,9 @@ class _LateOncePlanFound(Search):
 
     known_s: float = 0.0
 
-    def report_plan(self, found: CandidatePlan) -> None:
-        super().report_plan(found)
-        if found.cost.step_s < self.known_s:
+    def report_plan(self, plan: CandidatePlan) -> None:
+        super().report_plan(plan)
+        if plan.cost.step_s < self.known_s:
             raise OutOfTimeError("in the middle")
 
 

@@ -79,7 +79,7 @@ def test_a_plan_of_a_slow_mesh_that_fits_is_not_the_end() -> None:
     search = Search(programs.lower(step), replace(Cluster.local(8), hardware=PLAIN_A100), PlanOptions())
     outcome = search.search_meshes()
     needed = {id(each): search.bytes_needed(outcome.evaluate(each)) for each in outcome.solutions}
-    slow = min(outcome.solutions, key=lambda each: needed[id(each)])
+    slow = min(outcome.solutions, key=lambda solution: needed[id(solution)])
     assert slow.step_s > outcome.fastest.step_s * (1 + memory_tradeoffs.NEAR_FASTEST)
     search.limit_bytes = needed[id(slow)]
     result = memory_tradeoffs.fit_with_remat(outcome)
@@ -207,7 +207,7 @@ def test_what_is_computed_again_is_not_searched_on_a_mesh_that_is_slower_and_sav
     tried = {each.mesh for each in table._result_at(1, 0).solutions if each.coarse_solution is None}
     left_out = [found for found in plans if found.mesh not in tried]
     assert left_out
-    assert min(plans, key=lambda found: found.cost.step_s).mesh in tried
+    assert min(plans, key=lambda candidate: candidate.cost.step_s).mesh in tried
     results = [(found.cost.step_s, search.bytes_needed(found)) for found in plans if found.mesh in tried]
     for found in left_out:
         step_s, needed = found.cost.step_s, search.bytes_needed(found)

@@ -110,8 +110,8 @@ def pairs() -> Made:
     return run, ([layer] * 3, array(48, 32), array(48, 48, 8))
 
 
-def training(made: Made) -> Made:
-    run, (w, *rest) = made
+def training(case: Made) -> Made:
+    run, (w, *rest) = case
 
     def step(w: Any, *rest: Any) -> Any:
         loss, gradients = jax.value_and_grad(run)(w, *rest)
@@ -123,8 +123,8 @@ def training(made: Made) -> Made:
 STRUCTURES = {made.__name__: made for made in (recurrence, message_passing, graph_of_a_matrix, one_image, halo, pairs)}
 
 
-def text_of(made: Made) -> str:
-    run, arguments = made
+def text_of(case: Made) -> str:
+    run, arguments = case
     return jax.jit(run).lower(*arguments).as_text("hlo", debug_info=True)
 
 

@@ -174,17 +174,17 @@ class _ReadsNoPlanOff(Search):
 
     may_evaluate = True
 
-    def close_gap(self, found: CandidatePlan, bounding: Chain) -> CandidatePlan:
+    def close_gap(self, incumbent: CandidatePlan, bounding: Chain) -> CandidatePlan:
         self.may_evaluate = False
         try:
-            return super().close_gap(found, bounding)
+            return super().close_gap(incumbent, bounding)
         finally:
             self.may_evaluate = True
 
-    def block_coordinate_descent(self, found: CandidatePlan, most_open: float, *, together: int) -> CandidatePlan:
+    def block_coordinate_descent(self, incumbent: CandidatePlan, most_open: float, *, together: int) -> CandidatePlan:
         self.may_evaluate = True
         try:
-            return super().block_coordinate_descent(found, most_open, together=together)
+            return super().block_coordinate_descent(incumbent, most_open, together=together)
         finally:
             self.may_evaluate = False
 

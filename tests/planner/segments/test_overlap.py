@@ -26,14 +26,14 @@ def make_plan(text: str, overlap: float, *, bandwidth: float | None = None, **op
     return plan(text, replace(EIGHT, overlap=overlap, intra_node=link), PlanOptions(**options))  # type: ignore[arg-type]
 
 
-def of_gradients_s(made: Plan) -> float:
+def of_gradients_s(step_plan: Plan) -> float:
     """Seconds a step of the collectives that the plan itself puts down to gradients."""
-    return sum(each.time_s for each in made.collectives if each.cause.startswith("gradient of"))
+    return sum(each.time_s for each in step_plan.collectives if each.cause.startswith("gradient of"))
 
 
-def last_s(made: Plan) -> float:
+def last_s(step_plan: Plan) -> float:
     """Seconds a step of the longest of them: when the last gradient is ready nothing is left to compute."""
-    return max(each.time_s for each in made.collectives if each.cause.startswith("gradient of"))
+    return max(each.time_s for each in step_plan.collectives if each.cause.startswith("gradient of"))
 
 
 @pytest.fixture(scope="module")

@@ -62,11 +62,11 @@ def orders(sources: Sequence[Sequence[int]]) -> Iterator[tuple[int, ...]]:
             yield order
 
 
-def step_s(order: Sequence[int], taken: Sequence[float], sums: Mapping[int, float]) -> float:
+def step_s(order: Sequence[int], seconds: Sequence[float], sums: Mapping[int, float]) -> float:
     """Until all is computed and moved, first come, first served."""
     clock = channel = 0.0
     for number in order:
-        clock += taken[number]
+        clock += seconds[number]
         if number in sums:
             channel = max(clock, channel) + sums[number]
     return max(clock, channel)

@@ -48,8 +48,8 @@ def nodes(*devices: int, slow: bool = True) -> Cluster:
     return Cluster.from_json(json.dumps(text))
 
 
-def choose_plan(name: str, cluster: Cluster, **wanted: Any) -> PipelineChoice:
-    return search_pipeline(program(name), cluster, PipelineRequest(**wanted))
+def choose_plan(name: str, cluster: Cluster, **request: Any) -> PipelineChoice:
+    return search_pipeline(program(name), cluster, PipelineRequest(**request))
 
 
 # ---- it runs --------------------------------------------------------------------
@@ -301,7 +301,9 @@ def test_an_evaluation_is_cut_too() -> None:
     text = jax.jit(loss).lower(weights, np.ones((64, 16), np.float32)).as_text("hlo", debug_info=True)
     result = search_pipeline(Program(text, PlanOptions()), Cluster.local(2), PipelineRequest(stages=2, micro_batches=2))
     assert sorted(chunk for name, chunk in result.chunk_of.items() if name.startswith("dot")) == [0, 0, 1, 1]
-    without = jax.jit(lambda *given: loss(*given)[1]).lower(weights, np.ones((64, 16), np.float32)).as_text("hlo")
+    without = (
+        jax.jit(lambda *arguments: loss(*arguments)[1]).lower(weights, np.ones((64, 16), np.float32)).as_text("hlo")
+    )
     with pytest.raises(PlanError, match="no pass to cut"):
         search_pipeline(Program(without, PlanOptions()), Cluster.local(2), PipelineRequest(stages=2))
 

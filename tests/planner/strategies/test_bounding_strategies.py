@@ -17,12 +17,14 @@ from tests.planner.programs import PROGRAMS, lower
 from tests.planner.search.test_meshes import cluster
 
 
-def said(found: StrategySet, prices: Prices) -> list[tuple[object, ...]]:
+def said(strategy_set: StrategySet, prices: Prices) -> list[tuple[object, ...]]:
     """What a set says of each strategy, numbers replaced by the shardings they stand for."""
     lies = prices.shardings
     return [
         (strategy.operands, strategy.results, strategy.partial, [lies[i] for i in used], [lies[i] for i in made])
-        for strategy, used, made in zip(found.strategies, found.operand_ids, found.result_ids, strict=True)
+        for strategy, used, made in zip(
+            strategy_set.strategies, strategy_set.operand_ids, strategy_set.result_ids, strict=True
+        )
     ]
 
 

@@ -228,8 +228,8 @@ def test_a_bound_that_was_too_low_is_not_worked_out_again(left: MemoryStore, was
 
 
 class _ClosesNoGap(Search):
-    def close_gap(self, found: CandidatePlan, bounding: Chain) -> CandidatePlan:
-        return found
+    def close_gap(self, incumbent: CandidatePlan, bounding: Chain) -> CandidatePlan:
+        return incumbent
 
 
 def test_what_left_too_much_open_is_remembered(left: MemoryStore) -> None:

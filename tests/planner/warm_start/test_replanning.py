@@ -106,13 +106,20 @@ def run_recorded(
     return search.run(), search
 
 
-def follows(made: Plan) -> bool:
-    return any("like an earlier plan" in note for note in made.notes)
+def follows(step_plan: Plan) -> bool:
+    return any("like an earlier plan" in note for note in step_plan.notes)
 
 
-def decided(made: Plan) -> tuple[Any, ...]:
+def decided(step_plan: Plan) -> tuple[Any, ...]:
     """All that a plan decides."""
-    return made.mesh, made.instructions, made.parameters, made.outputs, made.collectives, made.micro_batches
+    return (
+        step_plan.mesh,
+        step_plan.instructions,
+        step_plan.parameters,
+        step_plan.outputs,
+        step_plan.collectives,
+        step_plan.micro_batches,
+    )
 
 
 #: What `text_of` is asked for, and the devices.
