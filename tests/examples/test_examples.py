@@ -17,7 +17,7 @@ from examples.gpt2 import model as gpt2
 from examples.gpt2.train import adamw
 from examples.moe import model as moe
 from examples.wide_resnet import model as wide_resnet
-from tests.examples.scripts import losses_in, output_of, run
+from tests.examples.example_runs import losses_in, output_of, run
 
 STEPS = 6
 #: One program: whether a pipeline would be faster, or parts of a batch, is not searched.

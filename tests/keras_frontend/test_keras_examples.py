@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.examples.scripts import output_of
+from tests.examples.example_runs import output_of
 
 
 def figures(output: str, name: str) -> list[float]:

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from tests.examples.scripts import losses_in, output_of
+from tests.examples.example_runs import losses_in, output_of
 
 
 @pytest.mark.dear
