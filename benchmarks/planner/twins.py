@@ -180,7 +180,7 @@ def _kernels(plan: sw.Plan) -> Iterator[tuple[str, float]]:
     """(kind, seconds on one device) of every instruction, as the planner's cost model has it."""
     profile = hardware_profile(plan.hardware)
     flow = build_dataflow(parse(plan.require_hlo()))
-    kernels, cheap = find_kernels(flow, merges=profile.compiler.merges_loops), cheap_nodes(flow, ())
+    kernels, cheap = find_kernels(flow, merges=profile.compiler.runs("merges_loops")), cheap_nodes(flow, ())
     entries = {entry.name: entry for entry in plan.instructions}
     for node in flow.nodes:
         instruction = node.instruction

@@ -84,7 +84,7 @@ class Prices:
         self._priced: dict[tuple[int, int], FloatArray] = {}
         self._matrices: dict[tuple[str, tuple[int, ...], bytes, bytes, float, int], FloatArray] = {}
         self._launching: dict[tuple[int, float], tuple[FloatArray, FloatArray]] = {}
-        self.has_transposes = profile.compiler.turns_moved
+        self.has_transposes = profile.compiler.runs("turns_moved")
         #: Seconds of bringing elements into another order, by the number of the moves; NaN: unknown.
         self._transposed: dict[tuple[str, tuple[int, ...], MoveEnds], FloatArray] = {}
         self._turning: dict[tuple[str, tuple[int, ...], bytes, bytes, float, MoveEnds], FloatArray | None] = {}

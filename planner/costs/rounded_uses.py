@@ -58,7 +58,7 @@ def find_rounded_uses(flow: Dataflow) -> RoundedUses:
 
 def rounded_uses_of(flow: Dataflow, profile: HardwareProfile | None) -> RoundedUses:
     """The rounding uses of a program under a profile's compiler."""
-    rounds = profile is not None and profile.compiler.products_read_bf16
+    rounds = profile is not None and profile.compiler.runs("products_read_bf16")
     return find_rounded_uses(flow) if rounds else NOTHING_ROUNDED
 
 

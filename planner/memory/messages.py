@@ -78,7 +78,7 @@ def too_large_error(search: MeshSearch, least: CandidatePlan) -> TooLargeError:
     said = _describe_needs(search, least, needed)
     allowed = _ROUNDING_MARGIN * needed
     remedy = f"allow {format_bytes(allowed)} (1 % to spare), make the batch smaller"
-    if search.profile.compiler.caps_memory and allowed > search.profile.memory_bytes:
+    if search.profile.compiler.runs("caps_memory") and allowed > search.profile.memory_bytes:
         remedy = "make the batch smaller"  # no option gives programs more
     opaque = _find_blocking_calls(search, least, needed)
     if opaque is not None:

@@ -96,7 +96,7 @@ class Pricing:
         """The decisions that the entries represent."""
         free = cheap_nodes(flow, ())
         segments = Segments(of=tuple(-1 if is_free else 0 for is_free in free), count=1, cuts=())
-        kernels = find_kernels(flow, merges=self._profile.compiler.merges_loops)
+        kernels = find_kernels(flow, merges=self._profile.compiler.runs("merges_loops"))
         rounded = rounded_uses_of(flow, self._profile)
         layout = build_variables(flow, free, segments, {}, {}, kernels, self._builder.rules, gradients(flow), rounded)
         graph = CostGraph(variables=layout, prices=self._prices, builder=self._builder, pinned={})

@@ -240,7 +240,9 @@ def _note_bucket(search: MeshSearch) -> list[str]:
     bucket_bytes, profile = search.options.bucket_bytes, search.profile
     if bucket_bytes is None or profile.combiner_options:
         return []
-    instead = "combines all-reduces of any size" if profile.compiler.merges_all_reduces else "has its own limits"
+    instead = (
+        "combines all-reduces of any size" if profile.compiler.runs("merges_all_reduces") else "has its own limits"
+    )
     return [f"bucket={bucket_bytes}: no effect, the compiler for {profile.name!r} has no such threshold and {instead}"]
 
 
@@ -273,7 +275,7 @@ def remove_idle_views(search: MeshSearch, plan: Plan) -> tuple[Module, Plan]:
     reduced_module, settled = drop_idle_views(
         module, plan, arguments=options.argument_views, outputs=options.output_views
     )
-    if reduced_module is module or not profile.compiler.copies_donated:
+    if reduced_module is module or not profile.compiler.runs("copies_donated"):
         return reduced_module, settled
     predicted = predict_memory(
         reduced_module, settled.instructions, settled.parameters, settled.outputs, settled.mesh, profile

@@ -120,7 +120,7 @@ class Program:
         self.clock.check()
         if options.rewrites != "none":
             module = fold_constants(module)
-            if self.profile is not None and self.profile.compiler.folds_transposes:
+            if self.profile is not None and self.profile.compiler.runs("folds_transposes"):
                 module = swap_products(module)
             module = neutralize_initial_values(split_variadic_reduces(batch_lookups(module)))
             module = expand_batch_norms(expand_top_k(module))
@@ -224,7 +224,7 @@ class Program:
     def kernels(self) -> Kernels:
         """Fused kernels of the nodes."""
         if self._kernels is None:
-            merges = self.profile is not None and self.profile.compiler.merges_loops
+            merges = self.profile is not None and self.profile.compiler.runs("merges_loops")
             self._kernels = find_kernels(self.flow, merges=merges)
         return self._kernels
 

@@ -11,6 +11,7 @@ from math import ceil
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from shardwright.cost.passes import Pass, read_passes
 from shardwright.errors import InternalError, OptionError
 from shardwright.input_files import read_input_text
 from shardwright.options.plan_options import PlanOptions
@@ -35,50 +36,13 @@ class Link:
 class Compiler:
     """Behavior of the device's XLA compiler that decides the set of stored values and their lifetimes.
 
+    passes: those that it runs, in XLA's order (`cost.passes`).
     schedule: the order of kernels, one of `cost.peak.schedule.SCHEDULES`.
     reduce_takes_in: the producers fused into a reduction: `loops` (everything a kernel can fuse) or `library` (library
         kernels, `peak.library_fusion`; without a library call, one elementwise instruction with no other reader).
-    repeats_cheap: whether a cheap value, stored because of one reader, is recomputed in its other readers' kernels.
-    repeats_expensive: whether `repeats_cheap` includes slow elementwise functions such as tanh.
-    repeats_quotients: whether `repeats_cheap` includes quotients and exponentials.
-    products_take_in: whether matrix products and convolutions fuse elementwise operands, and an elementwise instruction
-        that is the only reader of their result.
-    products_read_bf16: whether float32 values with only products for readers are stored and sent in bfloat16.
-    merges_all_reduces: whether matching all-reduces of any size run together (`cost.peak.all_reduce_combiner`).
-    creates_reduce_scatters: whether an all-reduce followed by a slice per device becomes a reduce-scatter, storing only
-        that slice.
-    merges_before_partitioning: whether equal values are merged before partitioning (`cost.peak.cse`).
-    splits_all_to_alls: whether kernels cut the pieces before an all-to-all and concatenate the received ones after it.
-    reduces_in_place: whether an all-reduce writes its result over its operand.
-    copies_dot_operands: whether a product's operand is copied unless its contracted dimensions are adjacent, in the
-        position its kernel expects; likewise a convolution's operands and result, if their dimensions are in another
-        order.
-    folds_transposes: whether products read a transposed matrix in its original order.
-    turns_convolved: whether convolutions read the program's arguments from copies with channels ahead of space, shared
-        by forward and backward pass.
-    inverts_divisors: whether division by a broadcast divisor becomes multiplication by the broadcast inverse.
-    copies_relayouts: whether a reshape of the innermost dimension is a separate copying kernel.
-    copies_gathered: whether products read a copy of an operand gathered along an inner dimension: an all-gather makes
-        that dimension outermost.
-    turns_moved: whether collectives along inner dimensions make that dimension outermost in memory, causing transposes
-        in the kernels around them (`cost.moves.relayout`).
-    merges_loops: whether loops and reductions over the same arrays form one kernel, with memory traffic only at its
-        inputs and outputs (`planner.costs.traffic`); otherwise each pays `fused_traffic`.
-    copies_donated: whether a donated argument is copied at the start of the step, unless dependencies order all its
-        other readers before the write.
-    copies_turned: whether a value written over an argument first gets its own buffer, if its kernel reads inputs in
-        another order.
-    fills_donated: whether a donated argument's memory is reused between its last reader and the write.
-    turns_arguments: whether arguments that are elementwise with a transposed product are copied into its layout.
-    computes_bf16_in_f32: whether bfloat16 is computed, sliced, gathered and sent in float32 and converted back.
     hoists_loop_invariants: the loop-invariant values computed once, before the loop: `all`, `roundings` (of products'
         operands) or `none`.
-    scatters_compare: whether a scatter of one element into each row of zeros compares indices elementwise, storing no
-        temporaries.
-    expands_select_and_scatter: whether select-and-scatter expands to index arrays of all elements, a windowed reduction
-        of them, and a scatter.
     hiding_option: XLA's option to overlap collectives with compute; empty if unneeded or unavailable.
-    caps_memory: whether programs get at most the profile's `memory_bytes`, whatever a cluster file or an option says.
     chip_memory_bytes: on-chip memory in which the compiler holds values until an early read; 0 without one.
     product_workspace_bytes: workspace of a product's or convolution's running kernel, besides operands and result.
     temporaries_margin: extra memory required, in parts of the predicted temporaries: keeps plans from being called
@@ -87,40 +51,18 @@ class Compiler:
         is a larger part.
     """
 
+    passes: tuple[Pass, ...]
     schedule: str
     reduce_takes_in: str
-    repeats_cheap: bool
-    repeats_expensive: bool
-    repeats_quotients: bool
-    products_take_in: bool
-    products_read_bf16: bool
-    merges_all_reduces: bool
-    creates_reduce_scatters: bool
-    merges_before_partitioning: bool
-    splits_all_to_alls: bool
-    reduces_in_place: bool
-    copies_dot_operands: bool
-    folds_transposes: bool
-    turns_convolved: bool
-    inverts_divisors: bool
-    copies_relayouts: bool
-    copies_gathered: bool
-    turns_moved: bool
-    merges_loops: bool
-    copies_donated: bool
-    copies_turned: bool
-    fills_donated: bool
-    turns_arguments: bool
-    computes_bf16_in_f32: bool
     hoists_loop_invariants: str
-    scatters_compare: bool
-    expands_select_and_scatter: bool
     hiding_option: str
-    caps_memory: bool
     chip_memory_bytes: int
     product_workspace_bytes: int
     temporaries_margin: float
     small_temporaries_margin: float
+
+    def runs(self, name: Pass) -> bool:
+        return name in self.passes
 
     def margin_bytes(self, temporaries_bytes: int) -> int:
         """Bytes required on a device beyond a plan's predicted temporaries."""
@@ -148,7 +90,7 @@ class HardwareProfile:
     intra_node / inter_node: one device's link to the others of its node / to other nodes.
     collective_efficiency: part of a link's bandwidth attained by collectives.
     reduce_scatter_runs_as: the kind of collective that gives a reduce-scatter its time: its own, or an all-reduce's on
-        devices that run one and slice the result (storage: `Compiler.creates_reduce_scatters`).
+        devices that run one and slice the result (storage: the pass `creates_reduce_scatters`).
     latency_counts: the unit of latency of a collective: its `ring-steps`, or the `members` of a group (devices are
         threads waiting on one another).
     combiner_limits: kinds of independent collectives combined by the compiler, with the maximum bytes of their combined
@@ -202,7 +144,7 @@ class HardwareProfile:
 
 def memory_limit_bytes(options: PlanOptions, cluster: Cluster, profile: HardwareProfile) -> int:
     """Memory limit of a plan in bytes per device: the options' budget, else the cluster file's or the profile's memory,
-    never more than a compiler gives programs (`Compiler.caps_memory`).
+    never more than a compiler gives programs (the pass `caps_memory`).
 
     A fractional budget is a fraction of the device's memory. Raises OptionError on a budget above the cluster file's
     memory.
@@ -233,7 +175,7 @@ def memory_cap_note(options: PlanOptions, cluster: Cluster, profile: HardwarePro
 
 
 def _capped_bytes(memory_bytes: int, profile: HardwareProfile) -> int:
-    return min(memory_bytes, profile.memory_bytes) if profile.compiler.caps_memory else memory_bytes
+    return min(memory_bytes, profile.memory_bytes) if profile.compiler.runs("caps_memory") else memory_bytes
 
 
 def _gib(memory_bytes: int) -> str:
@@ -355,6 +297,12 @@ def _profile(name: str, data: dict[str, Any]) -> HardwareProfile:
     def link(which: str) -> Link:
         return Link(bandwidth_bytes_per_s=number(which, "bandwidth_bytes_per_s"), latency_s=number(which, "latency_s"))
 
+    def compiler() -> Compiler:
+        passes, reasons = read_passes(data["compiler"])
+        sources.update({f"compiler.{name}": reason for name, reason in reasons.items()})
+        others = [field.name for field in fields(Compiler) if field.name != "passes"]
+        return Compiler(passes=passes, **{name: value("compiler", name) for name in others})
+
     return HardwareProfile(
         name=name,
         description=data["description"],
@@ -374,6 +322,6 @@ def _profile(name: str, data: dict[str, Any]) -> HardwareProfile:
         combiner_limits=tuple((kind, int(number("combiner_limits", kind))) for kind in data.get("combiner_limits", ())),
         combiner_options=tuple((kind, value("combiner_options", kind)) for kind in data.get("combiner_options", ())),
         overlap=part("overlap"),
-        compiler=Compiler(**{field.name: value("compiler", field.name) for field in fields(Compiler)}),
+        compiler=compiler(),
         sources=sources,
     )

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import json
+import re
+import tomllib
 from importlib import resources
 from pathlib import Path
 
@@ -9,6 +12,7 @@ import pytest
 
 from shardwright.clusters.cluster import Cluster, ClusterNode
 from shardwright.cost import hardware_profile, list_profiles
+from shardwright.cost.passes import PASSES
 from shardwright.cost.profiles import SMALL_BYTES, memory_cap_note, memory_limit_bytes
 from shardwright.errors import OptionError
 from shardwright.options.plan_options import PlanOptions
@@ -124,3 +128,68 @@ def test_a_profile_of_ones_own_hides_no_more_than_all(tmp_path: Path, overlap: s
     assert hardware_profile(str(whole)).overlap == 1
     with pytest.raises(OptionError, match=r"overlap is .*, not between 0 and 1"):
         hardware_profile(str(wrong))
+
+
+@pytest.mark.parametrize("name", sorted(WANTED))
+def test_each_pass_runs_or_is_left_out_for_a_reason(name: str) -> None:
+    profile = hardware_profile(name)
+    data = tomllib.loads(data_of(name))["compiler"]
+    listed = [entry["name"] for entry in data["passes"]]
+    assert tuple(listed) == profile.compiler.passes, "in XLA's order"
+    assert sorted([*listed, *data["without"]]) == sorted(PASSES)
+    assert all(profile.sources[f"compiler.{one}"] for one in PASSES)
+
+
+def data_of(name: str) -> str:
+    return (resources.files("shardwright.cost") / "data" / f"{name}.toml").read_text(encoding="utf-8")
+
+
+def with_keys_of_before(text: str) -> str:
+    """The file of a profile with a key of true or false for each pass, instead of a list."""
+    data = tomllib.loads(text)["compiler"]
+    runs = {entry["name"]: entry["source"] for entry in data["passes"]}
+    keys = [f"{name} = {{ value = true, source = {json.dumps(source)} }}" for name, source in runs.items()]
+    keys += [f"{name} = {{ value = false, source = {json.dumps(source)} }}" for name, source in data["without"].items()]
+    listed, rest = re.search(r"passes = \[\n.*?^\]\n", text, re.DOTALL | re.MULTILINE), text.index("[compiler.without]")
+    assert listed is not None
+    return text[: listed.start()] + text[listed.end() : rest] + "\n".join(keys) + "\n"
+
+
+@pytest.mark.parametrize("name", ["cpu", "a100", "tpu-v5e"])
+def test_a_file_with_the_keys_of_before_is_the_same_profile(tmp_path: Path, name: str) -> None:
+    own = tmp_path / f"{name}.toml"
+    own.write_text(with_keys_of_before(data_of(name)))
+    assert hardware_profile(str(own)) == hardware_profile(name)
+
+
+def test_why_passes_do_not_run_may_be_left_out(tmp_path: Path) -> None:
+    own, text = tmp_path / "a100.toml", data_of("a100")
+    own.write_text(text[: text.index("[compiler.without]")])
+    assert hardware_profile(str(own)).compiler == hardware_profile("a100").compiler
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "message"),
+    [
+        (
+            '{ name = "turns_convolved"',
+            '{ name = "turns_around"',
+            "'turns_around' of compiler.passes is no pass; write",
+        ),
+        ('{ name = "turns_convolved"', '{ name = "copies_donated"', "'copies_donated' is listed twice"),
+        ("passes = [", "passed = [", "compiler.passes is missing: list the passes"),
+        (
+            "passes = [",
+            'caps_memory = { value = true, source = "s" }\npasses = [',
+            "caps_memory stands beside compiler",
+        ),
+        ('copies_donated = "', 'copies_donated = "" # "', "'copies_donated' has no source"),
+    ],
+)
+def test_wrong_lists_of_passes_are_named(tmp_path: Path, old: str, new: str, message: str) -> None:
+    text = data_of("a100")
+    assert old in text
+    own = tmp_path / "own.toml"
+    own.write_text(text.replace(old, new, 1))
+    with pytest.raises(OptionError, match=re.escape(message)):
+        hardware_profile(str(own))

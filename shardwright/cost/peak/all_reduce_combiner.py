@@ -27,7 +27,7 @@ Limits = Mapping[str, float]
 
 def limits_of(profile: HardwareProfile) -> Limits:
     """Size limits in bytes of a profile's compiler, per kind of reduction."""
-    if profile.compiler.merges_all_reduces:
+    if profile.compiler.runs("merges_all_reduces"):
         return {"all-reduce": math.inf}
     return {kind: most_bytes for kind, most_bytes in profile.combiner_limits if kind in _REDUCING}
 

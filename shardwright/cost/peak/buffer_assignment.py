@@ -76,22 +76,22 @@ def assign_buffers(
         compiler's schedule, in place of the schedule itself.
     """
     compiler = profile.compiler
-    if compiler.products_read_bf16:
+    if compiler.runs("products_read_bf16"):
         round_for_products(program)
     kernels = fuse(program, compiler)
     together = combine_reductions(program, limits_of(profile))
     order = schedule(program, kernels, in_order or compiler.schedule, together)
-    in_place = IN_PLACE | {"all-reduce"} if compiler.reduces_in_place else IN_PLACE
+    in_place = IN_PLACE | {"all-reduce"} if compiler.runs("reduces_in_place") else IN_PLACE
     buffers = allocate(program, kernels, order, in_place)
     if compiler.schedule == "breadth-first":
         _copy_early(program, buffers)
-    if compiler.merges_loops:
+    if compiler.runs("merges_loops"):
         _fill_together(program, buffers)
-    if donated and compiler.fills_donated:
+    if donated and compiler.runs("fills_donated"):
         _free_donated(program, kernels, buffers, donated)
-    if donated and compiler.copies_turned:
+    if donated and compiler.runs("copies_turned"):
         _keep_apart(program, kernels, buffers, donated.values())
-    if donated and compiler.copies_donated:
+    if donated and compiler.runs("copies_donated"):
         _copy_arguments(program, kernels, buffers, donated)
     return buffers
 

@@ -62,7 +62,7 @@ class _Fusion:
         self.program = program
         self.compiler = compiler
         self.users = program.users()
-        self.columns = find_gather_layouts(program) if compiler.copies_gathered else frozenset[int]()
+        self.columns = find_gather_layouts(program) if compiler.runs("copies_gathered") else frozenset[int]()
         self.loops = LOOPS | {"reduce"} if compiler.reduce_takes_in == "loops" else LOOPS
         count = len(program.opcodes)
         self.is_stored = [True] * count
@@ -76,18 +76,20 @@ class _Fusion:
             for node, opcode in enumerate(program.opcodes)
         ]
         self.is_relayout = [
-            compiler.copies_relayouts
+            compiler.runs("copies_relayouts")
             and (is_relayout(program.instructions[node], opcode) or program.marks.get(node) == TRANSPOSED)
             for node, opcode in enumerate(program.opcodes)
         ]
         # Nodes computed in a convolution's kernel.
-        self.is_convolved = [compiler.products_take_in and opcode == "convolution" for opcode in program.opcodes]
+        self.is_convolved = [
+            compiler.runs("products_take_in") and opcode == "convolution" for opcode in program.opcodes
+        ]
         self.is_open = [is_open and not other for is_open, other in zip(self.is_open, self.is_relayout, strict=True)]
         self.is_loop = list(self.is_open)
         self.joined: dict[int, int] = {}  # kernel → the multi-result kernel it is part of
         self.is_last = self._are_last()
         self.has_product = [opcode in PRODUCTS for opcode in program.opcodes]
-        if compiler.products_take_in:
+        if compiler.runs("products_take_in"):
             self.is_open = [is_open or product for is_open, product in zip(self.is_open, self.has_product, strict=True)]
 
     def run(self) -> Kernels:
@@ -103,7 +105,7 @@ class _Fusion:
             self.is_taken_in[node] = self.library[node] != node
             self.is_stored[node] = not self.is_taken_in[node]
             return
-        if self.compiler.products_take_in and self.program.opcodes[node] in PRODUCTS:
+        if self.compiler.runs("products_take_in") and self.program.opcodes[node] in PRODUCTS:
             self._decide_product(node)
             return
         if not self.is_loop[node]:
@@ -111,7 +113,7 @@ class _Fusion:
         takers = [user for user in users if self._can_fuse(user, node)]
         if not takers:
             return
-        if self.compiler.products_take_in and self._is_rounded_product(node):
+        if self.compiler.runs("products_take_in") and self._is_rounded_product(node):
             return
         everybody = len(takers) == len(users)
         if self._is_expensive(node):
@@ -122,7 +124,9 @@ class _Fusion:
         elif everybody:
             fused = not self._is_costly_for_convolution(node) or self._is_cheap_to_repeat(node)
         else:
-            fused = self.compiler.repeats_cheap and self._is_cheap_to_repeat(node) and not self._ends_product(node)
+            fused = (
+                self.compiler.runs("repeats_cheap") and self._is_cheap_to_repeat(node) and not self._ends_product(node)
+            )
         if not fused:
             return
         self.is_taken_in[node] = True
@@ -142,7 +146,7 @@ class _Fusion:
     def _ends_product(self, node: int) -> bool:
         """Whether a node is the last value of a product's kernel: other readers then read that value."""
         opcodes, operands = self.program.opcodes, self.program.operands[node]
-        return self.compiler.products_take_in and any(
+        return self.compiler.runs("products_take_in") and any(
             opcodes[operand] in PRODUCTS and self.users[operand] == [node] for operand in operands
         )
 
@@ -171,7 +175,7 @@ class _Fusion:
         """Per node, whether all its transitive readers are elementwise, up to the program's results."""
         program = self.program
         last = [False] * len(program.opcodes)
-        if self.compiler.products_take_in:
+        if self.compiler.runs("products_take_in"):
             for node in range(len(last) - 1, -1, -1):
                 if program.opcodes[node] in ELEMENTWISE | IDENTITIES:
                     last[node] = all(user == program.root or last[user] for user in self.users[node])
@@ -225,7 +229,7 @@ class _Fusion:
 
     def _is_cut_for_product(self, node: int) -> bool:
         """Whether a node is a slice read by a product's kernel: it computes no more elements than it reads."""
-        if not self.compiler.products_take_in or self.program.opcodes[node] != "dynamic-slice":
+        if not self.compiler.runs("products_take_in") or self.program.opcodes[node] != "dynamic-slice":
             return False
         return all(self.has_product[self._only_kernel(user)] for user in self.users[node])
 
@@ -243,9 +247,9 @@ class _Fusion:
 
     def _is_expensive(self, node: int) -> bool:
         opcode = self.program.opcodes[node]
-        if self.compiler.repeats_expensive and opcode in ELEMENTWISE:
+        if self.compiler.runs("repeats_expensive") and opcode in ELEMENTWISE:
             return False
-        if self.compiler.repeats_quotients and opcode in _QUOTIENTS:
+        if self.compiler.runs("repeats_quotients") and opcode in _QUOTIENTS:
             return False
         if opcode in ("divide", "remainder"):
             return self.program.constant_of(self.program.operands[node][1]) is None

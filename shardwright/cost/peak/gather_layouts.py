@@ -1,6 +1,6 @@
 """Layout assignment: operands of an inner-dimension all-gather take its layout.
 
-An all-gather of an inner dimension makes that one outermost (`Compiler.copies_gathered`). XLA's layout assignment
+An all-gather of an inner dimension makes that one outermost (`copies_gathered`). XLA's layout assignment
 (layout_assignment.cc) propagates this from its operand backwards through elementwise instructions, broadcast numbers
 included. It visits instructions last to first. A value also read after the all-gather, in post-order, has the layout of
 those readers, and the all-gather gets a copy. A value whose other readers all come first has the all-gather's layout,

@@ -109,10 +109,10 @@ class _ComputationLowering:
         self.results = [lowering.result_of(instruction) for instruction in flat.instructions]
         self.made: list[int] = []  # per node, the program's node of its final result
         self.added: dict[object, int] = {}
-        self.widens = self.compiler.computes_bf16_in_f32 and any(map(_is_bf16, flat.instructions))
+        self.widens = self.compiler.runs("computes_bf16_in_f32") and any(map(_is_bf16, flat.instructions))
 
     def run(self) -> DeviceProgram:
-        equal = EqualValues() if self.compiler.merges_before_partitioning else None
+        equal = EqualValues() if self.compiler.runs("merges_before_partitioning") else None
         for node, instruction in enumerate(self.flat.instructions):
             first = node if equal is None else equal.first(node, instruction, self.flat.operands[node])
             if self.results[first] != self.results[node]:
@@ -126,9 +126,9 @@ class _ComputationLowering:
         scatter_into_terms(self.program)
         simplify_limits(self.program)
         program = eliminate_duplicates(self.program)
-        if self.compiler.turns_arguments:
+        if self.compiler.runs("turns_arguments"):
             program = copy_transposed_arguments(program)
-        return multiply_by_inverses(program) if self.compiler.inverts_divisors else program
+        return multiply_by_inverses(program) if self.compiler.runs("inverts_divisors") else program
 
     def _get_or_add(self, key: object, make: Callable[[], int]) -> int:
         """The node added under `key`, made on its first use."""
@@ -151,31 +151,35 @@ class _ComputationLowering:
         if self.widens and self._computes_in_f32(instruction):
             pairs = zip(operands, used, strict=True)
             used = [self._to_f32(self.flat.instructions[operand], operand_node) for operand, operand_node in pairs]
-        if instruction.opcode == "dot" and self.compiler.folds_transposes:
+        if instruction.opcode == "dot" and self.compiler.runs("folds_transposes"):
             used = [self._before_transpose(operand_node) for operand_node in used]
         if (
             instruction.opcode == "dot"
-            and self.compiler.copies_dot_operands
+            and self.compiler.runs("copies_dot_operands")
             and not self._is_elementwise_dot(instruction)
         ):
             orders = operand_orders(instruction, self._lengths(instruction))
             for i, (opcode, order) in enumerate(orders):
                 if opcode:
                     used[i] = self._reorder_dims(self.flat.instructions[operands[i]], used[i], opcode, order)
-        if instruction.opcode in PRODUCTS and self.compiler.products_read_bf16:
+        if instruction.opcode in PRODUCTS and self.compiler.runs("products_read_bf16"):
             used = [
                 self._round_element(operand, operand_node) if rounds_operand(instruction, i) else operand_node
                 for i, (operand, operand_node) in enumerate(zip(operands, used, strict=True))
             ]
-        if instruction.opcode == "divide" and self.compiler.copies_dot_operands and self._had_fewer_dimensions(used[0]):
+        if (
+            instruction.opcode == "divide"
+            and self.compiler.runs("copies_dot_operands")
+            and self._had_fewer_dimensions(used[0])
+        ):
             used[1] = self._add_own_broadcast(used[1])
-        if instruction.opcode == "convolution" and self.compiler.copies_dot_operands:
+        if instruction.opcode == "convolution" and self.compiler.runs("copies_dot_operands"):
             for i, wanted_order in enumerate(convolution_orders(instruction.get("dim_labels"))[:2]):
                 if not _is_natural(wanted_order):
                     source = self.flat.instructions[operands[i]]
                     turned = partial(self._add_like, "transpose", source, used[i], mark=wanted_order)
                     used[i] = self._get_or_add((used[i], wanted_order), turned)
-        if instruction.opcode == "convolution" and self.compiler.turns_convolved:
+        if instruction.opcode == "convolution" and self.compiler.runs("turns_convolved"):
             used = [self._channels_first(instruction, i, operand_node) for i, operand_node in enumerate(used)]
         return tuple(used)
 
@@ -331,9 +335,9 @@ class _ComputationLowering:
         plan = self.lowering.plans.get(instruction.name)
         summed = plan.partial if plan is not None else ()
         local = tuple(_before_reduction(sharding, summed) for sharding in result) if summed else result
-        if self.compiler.scatters_compare and writes_one_a_row(self.program, instruction, operands):
+        if self.compiler.runs("scatters_compare") and writes_one_a_row(self.program, instruction, operands):
             node = self._add_index_select(instruction, operands, local)
-        elif self.compiler.expands_select_and_scatter and opcode == "select-and-scatter":
+        elif self.compiler.runs("expands_select_and_scatter") and opcode == "select-and-scatter":
             node = select_by_indices(self.program, instruction, operands)
         elif self._is_elementwise_dot(instruction):
             node = self._add_multiply(instruction, operands, local)
@@ -344,7 +348,7 @@ class _ComputationLowering:
         is_wide = self.widens and self._computes_in_f32(instruction) and _is_bf16(instruction)
         if is_wide:
             self.program.sizes_bytes[node] = tuple(2 * size for size in self.program.sizes_bytes[node])
-        if self.compiler.copies_dot_operands or (self.compiler.folds_transposes and opcode == "dot"):
+        if self.compiler.runs("copies_dot_operands") or (self.compiler.runs("folds_transposes") and opcode == "dot"):
             node = self._restore_order(instruction, self._expand_batch_groups(instruction, node), local)
         if is_wide:
             node = self._add_like("convert", instruction, node, 0.5)
@@ -438,7 +442,7 @@ class _ComputationLowering:
         (shape,), (source,), (target,) = leaves, start, goal
         moves = reshard(shape.element_type, shape.dimensions, source, target, self.lowering.mesh)
         for number, move in enumerate(moves):
-            is_split = move.kind == "reduce-scatter" and not self.compiler.creates_reduce_scatters
+            is_split = move.kind == "reduce-scatter" and not self.compiler.runs("creates_reduce_scatters")
             kind = "all-reduce" if is_split else move.kind
             size = move.payload_bytes // (move.group_size if kind == "reduce-scatter" else 1)
             elements = size * 8 // ELEMENT_BITS[shape.element_type]
@@ -450,7 +454,7 @@ class _ComputationLowering:
             if kind == "all-to-all" and size > self.program.sizes_bytes[node][0]:  # equal parts
                 node = self.program.add("pad", instruction, (node,), (size,), elements)
                 self.program.marks[node] = ("padded to", size)
-            if kind == "all-to-all" and self.compiler.splits_all_to_alls:
+            if kind == "all-to-all" and self.compiler.runs("splits_all_to_alls"):
                 sent = self._split_for_group(instruction, node, move.group_size)
             node = self.program.add(kind, instruction, sent, (2 * size if wide else size,), elements)
             if len(sent) > 1:  # received pieces come in a tuple
@@ -465,7 +469,11 @@ class _ComputationLowering:
                 node = self._concatenate_edges(move, shard, node, move.joined_bytes * (2 if wide else 1))
             if wide:
                 node = self._add_like("convert", instruction, node, 0.5)
-            if kind == "all-gather" and self.compiler.copies_gathered and self._gathers_inner(shape, source, target):
+            if (
+                kind == "all-gather"
+                and self.compiler.runs("copies_gathered")
+                and self._gathers_inner(shape, source, target)
+            ):
                 node = self._add_like("copy", instruction, node, mark=GATHERED)
         if self.program.sizes_bytes[node] != (self.lowering.shard(shape, target)[0],):
             if not moves:

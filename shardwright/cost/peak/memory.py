@@ -194,11 +194,11 @@ class _MemoryEstimate:
 
     def _build_intervals(self, computation: Computation, is_loop: bool) -> tuple[list[Interval], int]:
         program = self._programs.of(computation, is_loop=is_loop)
-        if self._profile.compiler.copies_gathered:
+        if self._profile.compiler.runs("copies_gathered"):
             program = with_copied_stacks(program, self._orders_read)
         if self.padded.get(computation):
             program = _with_padding(program, self.padded[computation])
-        if self._profile.compiler.copies_relayouts:
+        if self._profile.compiler.runs("copies_relayouts"):
             fill_tiles(program, self._lowering.lengths)
         donated = _nodes_of_donated(program, self.donated.get(computation, {}))
         buffers = assign_buffers(program, self._profile, donated=donated, in_order=self._order)

@@ -1,6 +1,6 @@
 """Loop-carried values stored in another dimension order, due to all-gathers of their slices in the body.
 
-XLA:CPU makes an all-gather's dimension the slowest (`Compiler.copies_gathered`). Its layout assignment
+XLA:CPU makes an all-gather's dimension the slowest (`copies_gathered`). Its layout assignment
 (layout_assignment.cc) propagates this from the operand to the sliced value: the stack of all layers' weights. The stack
 is the loop's argument. A stack that is also a program argument has a fixed layout and is copied: all its layers, from
 the start to the end of the last loop that reads it in that order. Dimensions of one element matter: rows of `[1, rows,

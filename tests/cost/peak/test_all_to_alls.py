@@ -62,7 +62,9 @@ def test_pieces_are_cut_out_before_it_and_put_together_behind_it(service: Compil
     assert step_plan.memory.temporaries_bytes == pytest.approx(program.memory.temporary_bytes, rel=0.001)
 
     cpu = hardware_profile("cpu")
-    in_one = replace(cpu, compiler=replace(cpu.compiler, splits_all_to_alls=False))
+    in_one = replace(
+        cpu, compiler=replace(cpu.compiler, passes=tuple(p for p in cpu.compiler.passes if p != "splits_all_to_alls"))
+    )
     module = parse(step_plan.require_hlo())
     whole = predict_memory(
         module, step_plan.instructions, step_plan.parameters, step_plan.outputs, step_plan.mesh, in_one

@@ -323,7 +323,7 @@ def stored(text: str, profile: str) -> set[str]:
     """Names of what is stored, beside arguments and constants."""
     program = program_of(text, profile)
     compiler = hardware_profile(profile).compiler
-    if compiler.products_read_bf16:
+    if compiler.runs("products_read_bf16"):
         round_for_products(program)
     result = fuse(program, compiler)
     return {
