@@ -123,9 +123,9 @@ def _upload(session: Any, values: list[Any], layout: Any) -> list[Any]:
     from shardwright.client.array_specs import spec_of
     from shardwright.client.arrays import RemoteArray
 
-    result = session._state.upload([(value, layout) for value in values])
+    result = session._state.arrays.upload([(value, layout) for value in values])
     return [
-        RemoteArray(session._state, spec_of(value), ids=ids, place=layout)
+        RemoteArray(session._state.arrays, spec_of(value), ids=ids, place=layout)
         for value, ids in zip(values, result, strict=True)
     ]
 

@@ -23,7 +23,6 @@ from shardwright.xla import private
 
 if TYPE_CHECKING:
     from shardwright.client.array_specs import ArraySpec
-    from shardwright.client.session_state import SessionState
 
 #: An operator or a function of JAX that reads more warns, once per kind in a session.
 LARGE_FETCH_BYTES = 64_000_000
@@ -64,7 +63,7 @@ class ArrayOperators(jax.Array):
 
     if TYPE_CHECKING:
         spec: ArraySpec
-        _state: SessionState
+        _store: Any
 
         def _contents(self) -> Any: ...
 
@@ -135,7 +134,7 @@ class ArrayOperators(jax.Array):
         return self._contents()
 
     def _warn_of_size(self, kind: str) -> None:
-        kinds = _warned_operations.setdefault(self._state, set())
+        kinds = _warned_operations.setdefault(self._store, set())
         if kind in kinds:
             return
         kinds.add(kind)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import operator
 import weakref
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, NoReturn, Protocol
 
@@ -18,8 +18,7 @@ from shardwright.xla import private
 
 if TYPE_CHECKING:
     from shardwright.client.array_specs import ArraySpec
-    from shardwright.client.session_state import SessionState
-    from shardwright.client.stream import StepResult
+    from shardwright.client.step_result import StepResult
 
 
 class Pending(Protocol):
@@ -27,6 +26,22 @@ class Pending(Protocol):
 
     def materialize(self, wanted: Mapping[int, Placement | None]) -> None:
         """Makes it. wanted: the needed handles, by `id()`, with their placement (None: any)."""
+
+
+class Store(Protocol):
+    """What a handle needs of its session; see `ArrayStore`."""
+
+    def free(self, *array_ids: int) -> None: ...
+
+    def note_handle(self, handle: RemoteArray) -> None: ...
+
+    def announce(self, handle: RemoteArray) -> None: ...
+
+    def fetch(self, handle: RemoteArray) -> np.ndarray: ...
+
+    def group_with_announced(self, handle: RemoteArray) -> Mapping[int, Placement | None]: ...
+
+    def steadily(self, act: Callable[[], None]) -> None: ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,17 +110,17 @@ class RemoteArray(ArrayOperators):
         "_place",
         "_read_ahead",
         "_result",
-        "_state",
+        "_store",
         "spec",
     )
 
-    def __new__(cls, state: SessionState, spec: ArraySpec, **rest: Any) -> RemoteArray:
-        del state, rest
+    def __new__(cls, store: Store, spec: ArraySpec, **rest: Any) -> RemoteArray:
+        del store, rest
         return jax.Array.__new__(RemoteKey if spec.is_key else cls)
 
     def __init__(
         self,
-        state: SessionState,
+        store: Store,
         spec: ArraySpec,
         *,
         ids: tuple[int, ...] = (),
@@ -113,7 +128,7 @@ class RemoteArray(ArrayOperators):
         result: StepResult | None = None,
         pending: Pending | None = None,
     ) -> None:
-        self._state = state
+        self._store: Store = store
         self.spec = spec
         self._ids = ids  # one, or as many as its place has parts
         self._place = place
@@ -151,7 +166,7 @@ class RemoteArray(ArrayOperators):
     def delete(self) -> None:
         """Frees the array now, whoever still holds the handle."""
         if not self._deleted:
-            self._state.releases.add(*self._ids)
+            self._store.free(*self._ids)
             self._deleted = "deleted"
             self._read_ahead = None
 
@@ -175,7 +190,7 @@ class RemoteArray(ArrayOperators):
 
         Raises nothing; the read itself reports errors.
         """
-        self._state.announce(self)
+        self._store.announce(self)
 
     def __array__(self, dtype: Any = None, context: None = None, copy: bool | None = None) -> np.ndarray:
         if copy is False:
@@ -244,7 +259,7 @@ class RemoteArray(ArrayOperators):
 
     def __del__(self) -> None:
         if self._ids and not self._deleted:
-            self._state.releases.add(*self._ids)
+            self._store.free(*self._ids)
 
     # ---- for the session and its steps -------------------------------------------------------------
 
@@ -256,17 +271,17 @@ class RemoteArray(ArrayOperators):
                 remedy="use the result that the step returned in its place, or leave it out of donate_argnums",
             )
         if self._pending is not None:
-            self._state.steadily(self._materialize)
+            self._store.steadily(self._materialize)
         if self._result is not None:
             self._result.wait()
 
     def _materialize(self) -> None:
         if self._pending is not None:
-            self._pending.materialize(self._state.group_with_announced(self))
+            self._pending.materialize(self._store.group_with_announced(self))
 
     def _adopt(self, other: RemoteArray) -> None:
         """Becomes `other`, whose handle is empty afterwards; the former array is freed."""
-        self._state.releases.add(*self._ids)
+        self._store.free(*self._ids)
         self._ids, self._place, self._result = other._ids, other._place, other._result
         self._pending = None
         other._ids = ()
@@ -276,23 +291,23 @@ class RemoteArray(ArrayOperators):
         """Lies elsewhere, after a recovery on other nodes. is_settled: as the step wants it that updates it."""
         self._ids, self._place = ids, place
         self._is_owned = self._is_owned and is_settled
-        self._state.note_handle(self)
+        self._store.note_handle(self)
 
     def _set_result(self) -> None:
         """Links the handle to the step that computes it."""
         if self._result is not None and self._ids:
             self._result.handles[self._ids[0]] = weakref.ref(self)
         if self._ids:
-            self._state.note_handle(self)
+            self._store.note_handle(self)
         if self._deleted:  # while it waited
-            self._state.releases.add(*self._ids)
+            self._store.free(*self._ids)
 
     def _donate(self, step: str, *, is_reused: bool) -> None:
         """Marks it donated to a step; an array not reused by the step is freed."""
         self._deleted = f"donated to {step}"
         self._read_ahead = None
         if not is_reused:
-            self._state.releases.add(*self._ids)
+            self._store.free(*self._ids)
 
     @property
     def _is_computed(self) -> bool:
@@ -306,7 +321,7 @@ class RemoteArray(ArrayOperators):
         self._require_ready()
         if self._result is not None and len(self._ids) == 1 and self._ids[0] in self._result.values:
             return self._result.values[self._ids[0]]
-        return self._state.fetch(self)
+        return self._store.fetch(self)
 
 
 class RemoteKey(RemoteArray):

@@ -19,8 +19,8 @@ from shardwright.errors import OptionError, ShardwrightError, WorkerLostError
 
 if TYPE_CHECKING:
     from shardwright.client.checkpoints import Save
-    from shardwright.client.kept import KeptState
-    from shardwright.client.session_state import SessionState
+    from shardwright.client.kept_state import KeptState
+    from shardwright.client.session_saves import SessionSaves
 
 _log = logging.getLogger("shardwright")
 
@@ -64,8 +64,8 @@ class AutomaticSaves:
     first: number of the state as it was kept; its later numbers count on from there.
     """
 
-    def __init__(self, session: SessionState, kept: KeptState, policy: CheckpointPolicy, first: int) -> None:
-        self._session = session
+    def __init__(self, saves: SessionSaves, kept: KeptState, policy: CheckpointPolicy, first: int) -> None:
+        self._saves = saves
         self._kept = kept
         self._policy = policy
         self._before = first - kept.updates
@@ -79,7 +79,7 @@ class AutomaticSaves:
         """After a step, without the session's lock."""
         self._log_failure()
         if self._is_due(self._kept.updates + self._before):
-            self._note(self._session.save_kept(self._kept, self._policy, self._before, waits=False))
+            self._note(self._save_kept(waits=False))
 
     def begin_last_save(self) -> None:
         """As the servers are about to end; returns at once."""
@@ -115,13 +115,19 @@ class AutomaticSaves:
         if self._kept.is_lost or (self._kept.updates + self._before == self._saved and not self._has_failed):
             return
         try:
-            save = self._session.save_kept(self._kept, self._policy, self._before, waits=True)
+            save = self._save_kept(waits=True)
         except ShardwrightError as error:
             _log.error("the state was not saved before the servers end: %s", error)
             return
         self._note(save)
         if save is not None:
             _log.warning("the state is saved as %s/%d", save.directory, save.step)
+
+    def _save_kept(self, *, waits: bool) -> Save | None:
+        policy = self._policy
+        return self._saves.save_kept(
+            self._kept, policy.directory, self._before, max_to_keep=policy.max_to_keep, waits=waits
+        )
 
     def _note(self, save: Save | None) -> None:
         if save is not None:

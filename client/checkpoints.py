@@ -18,7 +18,7 @@ import jax
 import numpy as np
 
 from shardwright.checkpoints import trees
-from shardwright.checkpoints.directories import MAX_STEP, resolve_directory
+from shardwright.checkpoints.directories import MAX_STEP
 from shardwright.client.argument_checks import check_number
 from shardwright.client.array_specs import (
     ArraySpec,
@@ -43,9 +43,11 @@ from shardwright.proto.v1 import common_pb2, master_pb2
 from shardwright.protocol import wire
 
 if TYPE_CHECKING:
+    from shardwright.client.array_store import ArrayStore
+    from shardwright.client.cluster_view import ClusterView
     from shardwright.client.connection import MasterConnection
-    from shardwright.client.session_state import SessionState
-    from shardwright.client.stream import StepResult
+    from shardwright.client.step_queue import StepQueue
+    from shardwright.client.step_result import StepResult
 
 _log = logging.getLogger("shardwright")
 
@@ -121,14 +123,9 @@ class Save:
                 time.sleep(1.0)
 
 
-def save(
-    session: SessionState, state: Any, directory: str | os.PathLike[str], *, step: int | None, max_to_keep: int | None
-) -> Save:
-    """See `Session.save`."""
-    check_step(step)
-    check_max_to_keep(max_to_keep)
-    tree, leaves = structure_of(state, _spec)
-    return save_leaves(session, tree, leaves, directory, step=step, max_to_keep=max_to_keep)
+def read_structure(state: Any) -> tuple[trees.Tree, list[Any]]:
+    """Structure and leaves of a state. Raises CheckpointError where it cannot be written down."""
+    return structure_of(state, _spec)
 
 
 def check_step(step: int | None) -> None:
@@ -144,58 +141,56 @@ def check_max_to_keep(max_to_keep: int | None) -> None:
 
 
 def save_leaves(
-    session: SessionState,
+    steps: StepQueue,
     tree: trees.Tree,
     leaves: Sequence[Any],
-    directory: str | os.PathLike[str],
+    folder: str,
     *,
     step: int | None,
     max_to_keep: int | None,
 ) -> Save:
     """Saves the leaves of a state, a pytree of that structure."""
-    folder = _directory(session, directory)
     names = [leaf.name for leaf in trees.leaves_of(tree)]
     _check_leaves(names, leaves)
     if step is None:
-        step = max(checkpoints(session, folder), default=-1) + 1
+        step = max(list_checkpoints(steps.cluster, folder), default=-1) + 1
     order = master_pb2.SaveArrays(
         directory=folder, step=step, tree_json=trees.to_text(tree), max_to_keep=max_to_keep or 0
     )
     request = master_pb2.RunStepsRequest(save=order)
     materialize(leaves, [None] * len(leaves))
     kinds = [array_type(name, _spec(leaf)) for name, leaf in zip(names, leaves, strict=True)]
-    temporary = _upload_leaves(session, leaves, kinds)
+    temporary = _upload_leaves(steps.arrays, leaves, kinds)
     try:
         for number, (kind, leaf) in enumerate(zip(kinds, leaves, strict=True)):
-            _add_arguments(request, kind, *(temporary.get(number) or _locate_handle(session, leaf)))
-        result = session.submit(request, f"save of {folder}/{step}", is_followed=True)
+            _add_arguments(request, kind, *(temporary.get(number) or _locate_handle(steps.arrays, leaf)))
+        result = steps.submit(request, f"save of {folder}/{step}", is_followed=True)
     finally:
         for ids, _ in temporary.values():
-            session.releases.add(*ids)
-    return Save(session.master, result, folder, step)
+            steps.arrays.free(*ids)
+    return Save(steps.cluster.master, result, folder, step)
 
 
-def checkpoints(session: SessionState, directory: str | os.PathLike[str]) -> tuple[int, ...]:
+def list_checkpoints(cluster: ClusterView, folder: str) -> tuple[int, ...]:
     """See `Session.checkpoints`."""
-    folder = _directory(session, directory)
-    request = master_pb2.ListCheckpointsRequest(session_id=session.info.session_id, directory=folder)
-    return tuple(session.ask_first_node("ListCheckpoints", request).steps)
+    request = master_pb2.ListCheckpointsRequest(session_id=cluster.info.session_id, directory=folder)
+    return tuple(cluster.ask_first_node("ListCheckpoints", request).steps)
 
 
-def restore(session: SessionState, directory: str | os.PathLike[str], *, step: int | None, like: Any) -> Any:
+def restore(steps: StepQueue, folder: str, *, step: int | None, like: Any) -> Any:
     """See `Session.restore`."""
-    folder = _directory(session, directory)
+    cluster = steps.cluster
     check_step(step)
     if step is None:
-        step = max(checkpoints(session, folder), default=None)
+        step = max(list_checkpoints(steps.cluster, folder), default=None)
         if step is None:
             raise CheckpointError("there is no complete checkpoint", where=folder, remedy="save one first")
-    request = master_pb2.DescribeCheckpointRequest(session_id=session.info.session_id, directory=folder, step=step)
-    reply = session.ask_first_node("DescribeCheckpoint", request)
+    request = master_pb2.DescribeCheckpointRequest(session_id=cluster.info.session_id, directory=folder, step=step)
+    reply = cluster.ask_first_node("DescribeCheckpoint", request)
     stored = {array.name: array.type for array in reply.arrays}
     if not reply.has_checksums:
         _warn_of_missing_checksums(f"{folder}/{step}")
-    pending = PendingRestore(session, folder, step)
+    pending = PendingRestore(steps, folder, step)
     if like is None:
         return rebuild(trees.from_text(reply.tree_json), lambda leaf: pending.handle(leaf.name, _spec_in(stored, leaf)))
     tree, leaves = structure_of(like, _spec)
@@ -221,8 +216,8 @@ def _warn_of_missing_checksums(checkpoint: str) -> None:
 class PendingRestore(PendingArrays[str]):
     """A checkpoint with arrays still to read."""
 
-    def __init__(self, session: SessionState, directory: str, step: int) -> None:
-        super().__init__(session)
+    def __init__(self, steps: StepQueue, directory: str, step: int) -> None:
+        super().__init__(steps)
         self._directory = directory
         self._step = step
 
@@ -234,11 +229,6 @@ class PendingRestore(PendingArrays[str]):
             to.restore.parts.add(name=name, layout=wire.layout_to_proto(layout), first_row=first_row)
 
         self._submit(chosen, request, f"restore of {self._directory}/{self._step}", add_part)
-
-
-def _directory(session: SessionState, directory: str | os.PathLike[str]) -> str:
-    """The directory for the workers. An embedded server shares this program's file system."""
-    return resolve_directory(directory, is_local=session.server is not None)
 
 
 def _spec(leaf: Any) -> ArraySpec:
@@ -265,7 +255,7 @@ def _value_to_save(leaf: Any, name: str) -> np.ndarray:
 
 
 def _upload_leaves(
-    session: SessionState, leaves: Sequence[Any], kinds: Sequence[ArrayType]
+    arrays: ArrayStore, leaves: Sequence[Any], kinds: Sequence[ArrayType]
 ) -> dict[int, tuple[tuple[int, ...], Placement]]:
     """(ids, placement) by number, of leaves uploaded for a save."""
     mesh = Mesh.of({"x": 1})
@@ -275,26 +265,26 @@ def _upload_leaves(
         if not isinstance(leaf, RemoteArray)
     }
     values = [(_value_to_save(leaves[number], kinds[number].name), place) for number, place in places.items()]
-    uploaded = session.upload(values)
+    uploaded = arrays.upload(values)
     return {number: (ids, place) for (number, place), ids in zip(places.items(), uploaded, strict=True)}
 
 
-def as_handles(session: SessionState, leaves: Sequence[Any]) -> list[RemoteArray]:
+def as_handles(arrays: ArrayStore, leaves: Sequence[Any]) -> list[RemoteArray]:
     """Handles of the leaves of a state; arrays and numbers among them are sent to the servers."""
     specs = [_spec(leaf) for leaf in leaves]
     kinds = [array_type(f"leaf {number}", spec) for number, spec in enumerate(specs)]
-    uploaded = _upload_leaves(session, leaves, kinds)
+    uploaded = _upload_leaves(arrays, leaves, kinds)
     return [
         leaf
         if isinstance(leaf, RemoteArray)
-        else RemoteArray(session, spec, ids=uploaded[number][0], place=uploaded[number][1])
+        else RemoteArray(arrays, spec, ids=uploaded[number][0], place=uploaded[number][1])
         for number, (leaf, spec) in enumerate(zip(leaves, specs, strict=True))
     ]
 
 
-def _locate_handle(session: SessionState, handle: RemoteArray) -> tuple[tuple[int, ...], Placement]:
+def _locate_handle(arrays: ArrayStore, handle: RemoteArray) -> tuple[tuple[int, ...], Placement]:
     """Ids and placement of its parts."""
-    ids, place = session.usable_ids(handle), handle._place
+    ids, place = arrays.usable_ids(handle), handle._place
     assert place is not None
     return ids, place
 

@@ -16,8 +16,7 @@ from shardwright.errors import NonFiniteError, SettingWarning
 if TYPE_CHECKING:
     from shardwright.client.arrays import RemoteArray
     from shardwright.client.frontends.program import Program
-    from shardwright.client.session_state import SessionState
-    from shardwright.client.stream import StepResult
+    from shardwright.client.step_result import StepResult
     from shardwright.proto.v1 import master_pb2
 
 #: Names of bad results that an error gives, at most.
@@ -39,7 +38,7 @@ _WITHOUT_EFFECT: dict[str, str] = {
 #: Values of a setting that is not on.
 _OFF = (None, False, "", "allow")
 
-_warned_settings: weakref.WeakKeyDictionary[SessionState, set[str]] = weakref.WeakKeyDictionary()
+_warned_settings: weakref.WeakKeyDictionary[object, set[str]] = weakref.WeakKeyDictionary()
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,12 +97,12 @@ def _describe_values(step: StepResult, bad: Sequence[tuple[str, RemoteArray]]) -
     return f"{name}, {handle.dtype}{list(handle.shape)}, holds {what}{tail}{f' and {more} more' if more else ''}"
 
 
-def warn_of_settings(state: SessionState) -> None:
+def warn_of_settings(session: object) -> None:
     """Warns, once a session and setting, of settings of JAX that are on and change nothing on the servers."""
     for name, meaning in _WITHOUT_EFFECT.items():
         if getattr(jax.config, name, None) in _OFF:
             continue
-        warned_names = _warned_settings.setdefault(state, set())
+        warned_names = _warned_settings.setdefault(session, set())
         if meaning not in warned_names:
             warned_names.add(meaning)
             warnings.warn(

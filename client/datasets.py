@@ -33,8 +33,8 @@ from shardwright.proto.v1 import master_pb2
 from shardwright.protocol import wire
 
 if TYPE_CHECKING:
-    from shardwright.client.session_state import SessionState
-    from shardwright.client.stream import StepResult
+    from shardwright.client.step_queue import StepQueue
+    from shardwright.client.step_result import StepResult
 
 #: Arguments of the function that are not the user's.
 _RESERVED = frozenset({"start", "batch", "rows"})
@@ -61,13 +61,13 @@ class Dataset:
     """
 
     def __init__(
-        self, session: SessionState, function: str, *, batch: int, prefetch: int, options: Mapping[str, Any]
+        self, steps: StepQueue, function: str, *, batch: int, prefetch: int, options: Mapping[str, Any]
     ) -> None:
         check_number("batch", batch, 1, _MAX_BATCH)
         check_number("prefetch", prefetch, 0, _MAX_PREFETCH)
         if not isinstance(function, str):
             raise OptionError(f"function={function!r}", where="function", remedy='name it: "module:function"')
-        self._state = session
+        self._steps = steps
         self._order = master_pb2.Dataset(
             dataset_id=uuid.uuid4().hex,
             function=function,
@@ -121,11 +121,11 @@ class Dataset:
             self._is_closed = True
             nodes = self._asked_nodes
         request = master_pb2.CloseDatasetRequest(
-            session_id=self._state.info.session_id, dataset_id=self._order.dataset_id
+            session_id=self._steps.cluster.info.session_id, dataset_id=self._order.dataset_id
         )
-        if not self._state.is_closed:
+        if not self._steps.cluster.is_closed:
             try:
-                self._state.ask_nodes("Datasets", "CloseDataset", dict.fromkeys(nodes, request))
+                self._steps.cluster.ask_nodes("Datasets", "CloseDataset", dict.fromkeys(nodes, request))
             except ShardwrightError as error:
                 _log.warning("%s: its readers end with the session: %s", self._order.function, error.message)
 
@@ -172,7 +172,7 @@ class Dataset:
     def _await(self, position: int, parts: Parts) -> dict[int, master_pb2.AwaitBatchReply]:
         """The replies of all workers that hold `parts`, once each has the batch or knows that it does not exist."""
         request = master_pb2.AwaitBatchRequest(
-            session_id=self._state.info.session_id,
+            session_id=self._steps.cluster.info.session_id,
             dataset=self._order,
             position=position,
             first=self._first_needed(position),
@@ -197,7 +197,7 @@ class Dataset:
         return replies
 
     def _ask(self, requests: Mapping[int, master_pb2.AwaitBatchRequest]) -> dict[int, master_pb2.AwaitBatchReply]:
-        return self._state.recovery.retry(lambda: self._state.ask_nodes("Datasets", "AwaitBatch", requests))
+        return self._steps.recovery.retry(lambda: self._steps.cluster.ask_nodes("Datasets", "AwaitBatch", requests))
 
     def _first_needed(self, position: int) -> int:
         """The first batch that workers may still be asked for, `position` at most."""
@@ -207,7 +207,7 @@ class Dataset:
 
     def _nodes_of(self, parts: Parts) -> set[int]:
         """The nodes whose devices hold some of the parts; without any, the first."""
-        nodes = self._state.info.nodes
+        nodes = self._steps.cluster.info.nodes
         if not parts:
             return {nodes[0].index}
         return {node.index for node in nodes if any(distinct_shards(layout, node.devices) for _, layout, _ in parts)}
@@ -266,7 +266,7 @@ class Dataset:
             ) from None
 
     def _require_open(self) -> None:
-        self._state.require_open()
+        self._steps.cluster.require_open()
         if self._is_closed:
             raise DatasetError("the dataset is closed", where=self._order.function, remedy="make another one")
 
@@ -286,7 +286,7 @@ class _Batch(PendingArrays[int]):
     """A batch that was handed out; its leaves are read when a step says where."""
 
     def __init__(self, dataset: Dataset, position: int) -> None:
-        super().__init__(dataset._state)
+        super().__init__(dataset._steps)
         self._dataset = dataset
         self.position = position
 

@@ -9,14 +9,14 @@ from shardwright.errors import OptionError
 from shardwright.plans.pipeline_plan import TASKS_FILE, PipelinePlan
 
 if TYPE_CHECKING:
+    from shardwright.client.cluster_view import ClusterView
     from shardwright.client.programs import StepProgram
-    from shardwright.client.session_state import SessionState
 
 
-def dump(state: SessionState, program: StepProgram, folder: Path) -> tuple[Path, ...]:
+def dump(cluster: ClusterView, program: StepProgram, folder: Path) -> tuple[Path, ...]:
     """Writes every text of a loaded program into `folder`; see `Step.dump`."""
-    state.require_open()
-    texts = {f"{name or program.name}.{form}": text for name, form, text in state.master.dump(program.executable_id)}
+    cluster.require_open()
+    texts = {f"{name or program.name}.{form}": text for name, form, text in cluster.master.dump(program.executable_id)}
     if isinstance(program.plan, PipelinePlan):
         texts[TASKS_FILE] = program.plan.tasks.to_dot()
     try:

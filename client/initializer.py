@@ -27,26 +27,27 @@ from shardwright.plans.layouts import Layout
 from shardwright.plans.shardings import Mesh
 
 if TYPE_CHECKING:
-    from shardwright.client.session_state import SessionState
+    from shardwright.client.cluster_view import ClusterView
+    from shardwright.client.step_queue import StepQueue
 
 
 class PendingInit:
     """A called initializer before its run; its handles wait for it."""
 
-    def __init__(self, state: SessionState, init_fn: Callable[..., Any], args: tuple[Any, ...]) -> None:
-        self._state = state
+    def __init__(self, steps: StepQueue, init_fn: Callable[..., Any], args: tuple[Any, ...]) -> None:
+        self._steps = steps
         self._lock = threading.RLock()
         function = JaxFunction(init_fn)
         self._signature, self._leaves, _ = function.describe(args, {})
         self._function = init_fn
         self._is_x64 = jax.dtypes.canonicalize_dtype(np.float64) == np.float64
-        self._lowered = function.lower(self._signature, platform=state.info.platform)
+        self._lowered = function.lower(self._signature, platform=steps.cluster.info.platform)
         self._handles: list[weakref.ref[RemoteArray]] = []
         self._has_run = False
 
     def handles(self) -> Any:
         """The initializer's result pytree, in handles."""
-        handles = [RemoteArray(self._state, spec, pending=self) for spec in self._lowered.results]
+        handles = [RemoteArray(self._steps.arrays, spec, pending=self) for spec in self._lowered.results]
         self._handles = [weakref.ref(handle) for handle in handles]
         return self._lowered.build_result(handles)
 
@@ -58,7 +59,7 @@ class PendingInit:
             handles = {n: handle for n, handle in enumerate(ref() for ref in self._handles) if handle is not None}
             places = {n: wanted.get(id(handle)) for n, handle in handles.items()}
             parts: dict[int, dict[tuple[int, int] | None, RemoteArray]] = {}
-            for part in _group_by_mesh(places, self._state):
+            for part in _group_by_mesh(places, self._steps.cluster):
                 for output, result in zip(part.outputs, self._run(part), strict=True):
                     parts.setdefault(output.number, {})[output.rows] = result
             self._has_run = True
@@ -68,7 +69,7 @@ class PendingInit:
 
     def _run(self, part: _Part) -> list[RemoteArray]:
         """The outputs of one mesh, computed there."""
-        state, outputs = self._state, part.outputs
+        steps, outputs = self._steps, part.outputs
         is_whole = [output.number for output in outputs] == list(range(len(self._lowered.results)))
         lowered = self._lowered if is_whole and not part.has_rows else self._lower_outputs(outputs)
         options = PlanOptions(
@@ -77,10 +78,10 @@ class PendingInit:
             output_names=lowered.output_names,
         )
         layouts = {n: output.layout for n, output in enumerate(outputs) if output.layout is not None}
-        program = state.prepare(lowered, pin_layouts(options, {}, layouts), devices=part.devices)
+        program = steps.programs.prepare_freely(lowered, pin_layouts(options, {}, layouts), devices=part.devices)
         checks = checks_from_settings()
-        leaves = place(state, lowered.with_captured(self._leaves), program)
-        results = state.run(program, leaves, checks=checks)
+        leaves = place(steps, lowered.with_captured(self._leaves), program)
+        results = steps.run(program, leaves, checks=checks)
         if checks:
             raise_not_finite(lowered, results, results)
         return [result for result in results if result is not None]
@@ -93,7 +94,7 @@ class PendingInit:
             return tuple(_rows_of(leaves[output.number], output.rows) for output in outputs)
 
         with jax.enable_x64(self._is_x64):
-            return JaxFunction(initialize).lower(self._signature, platform=self._state.info.platform)
+            return JaxFunction(initialize).lower(self._signature, platform=self._steps.cluster.info.platform)
 
 
 @dataclass(frozen=True, slots=True)
@@ -118,7 +119,7 @@ class _Part:
         return any(output.rows is not None for output in self.outputs)
 
 
-def _group_by_mesh(places: Mapping[int, Placement | None], state: SessionState) -> list[_Part]:
+def _group_by_mesh(places: Mapping[int, Placement | None], cluster: ClusterView) -> list[_Part]:
     """The wanted results, grouped by mesh; those without a placement join another group."""
     parts: dict[tuple[Mesh, range] | None, _Part] = {}
     free = [number for number, wish in places.items() if wish is None]
@@ -128,7 +129,7 @@ def _group_by_mesh(places: Mapping[int, Placement | None], state: SessionState) 
         pieces = zip(wish.layouts, wish.bounds, strict=True) if isinstance(wish, RowParts) else [(wish, None)]
         for layout, rows in pieces:
             part = parts.setdefault(
-                (layout.mesh, layout.devices), _Part(layout.mesh, state.part_of_cluster(layout), [])
+                (layout.mesh, layout.devices), _Part(layout.mesh, cluster.part_of_cluster(layout), [])
             )
             part.outputs.append(_Output(number, layout, rows))
     if free:
@@ -155,4 +156,4 @@ def _handle_of_parts(
         ids += parts[bounds]._ids
         parts[bounds]._ids = ()
     last = parts[wish.bounds[-1]]
-    return RemoteArray(handle._state, handle.spec, ids=tuple(ids), place=wish, result=last._result)
+    return RemoteArray(handle._store, handle.spec, ids=tuple(ids), place=wish, result=last._result)

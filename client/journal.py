@@ -15,8 +15,8 @@ from shardwright.plans.layouts import Layout
 from shardwright.proto.v1 import master_pb2
 
 if TYPE_CHECKING:
-    from shardwright.client.relocation import Call
-    from shardwright.client.stream import StepResult
+    from shardwright.client.calls import Call
+    from shardwright.client.step_result import StepResult
     from shardwright.client.transfer import Upload
 
 #: Arrays by id: how they lie.

@@ -10,14 +10,14 @@ from typing import TYPE_CHECKING, Generic, TypeVar
 
 from shardwright.client.array_specs import ArraySpec, array_type
 from shardwright.client.arrays import RemoteArray
+from shardwright.client.calls import ReadCall
 from shardwright.client.placement import Placement, parts_of
-from shardwright.client.relocation import ReadCall
 from shardwright.plans.layouts import Layout
 from shardwright.plans.shardings import Mesh, TensorSharding
 
 if TYPE_CHECKING:
-    from shardwright.client.session_state import SessionState
-    from shardwright.client.stream import StepResult
+    from shardwright.client.step_queue import StepQueue
+    from shardwright.client.step_result import StepResult
     from shardwright.proto.v1 import master_pb2
 
 #: What an array is called where it comes from.
@@ -27,8 +27,8 @@ Name = TypeVar("Name", str, int)
 class PendingArrays(ABC, Generic[Name]):
     """Arrays with one origin that have yet to be read: their layouts become final when a step is called with them."""
 
-    def __init__(self, session: SessionState) -> None:
-        self._state = session
+    def __init__(self, steps: StepQueue) -> None:
+        self._steps = steps
         self._lock = threading.RLock()
         self._waiting: dict[int, tuple[Name, weakref.ref[RemoteArray]]] = {}  # by id of the handle
 
@@ -38,7 +38,7 @@ class PendingArrays(ABC, Generic[Name]):
 
     def handle(self, name: Name, spec: ArraySpec) -> RemoteArray:
         """A handle that waits for its array."""
-        array = RemoteArray(self._state, spec)
+        array = RemoteArray(self._steps.arrays, spec)
         array._pending = PendingArray(self, id(array))
         self._waiting[id(array)] = (name, weakref.ref(array))
         return array
@@ -57,7 +57,7 @@ class PendingArrays(ABC, Generic[Name]):
                 name, reference = self._waiting[key]
                 handle = reference()
                 if handle is not None:
-                    place = wanted[key] or even_layout(handle.spec, self._state.info.device_count)
+                    place = wanted[key] or even_layout(handle.spec, self._steps.cluster.info.device_count)
                     chosen.append((name, handle, place))
             if chosen:
                 self._read(sorted(chosen, key=lambda each: each[0]))
@@ -78,16 +78,16 @@ class PendingArrays(ABC, Generic[Name]):
         arrays: list[tuple[int, Layout]] = []
         for name, _, place in chosen:
             parts = parts_of(place)
-            new_ids.append(tuple(self._state.new_id() for _ in parts))
+            new_ids.append(tuple(self._steps.arrays.new_id() for _ in parts))
             request.outputs.extend(new_ids[-1])
             arrays += zip(new_ids[-1], (layout for layout, _ in parts), strict=True)
             for layout, first_row in parts:
                 add_part(request, name, layout, first_row)
         read = [(name, handle.spec, ids) for ids, (name, handle, _) in zip(new_ids, chosen, strict=True)]
         call = ReadCall(order=order, arrays=tuple(read), add_part=add_part)
-        result = self._state.submit(request, title, made=arrays, call=call)
+        result = self._steps.submit(request, title, made=arrays, call=call)
         for ids, (_, handle, place) in zip(new_ids, chosen, strict=True):
-            handle._adopt(RemoteArray(self._state, handle.spec, ids=ids, place=place, result=result))
+            handle._adopt(RemoteArray(self._steps.arrays, handle.spec, ids=ids, place=place, result=result))
         return result
 
 

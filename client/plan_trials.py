@@ -23,7 +23,7 @@ from shardwright.errors import ShardwrightError
 
 if TYPE_CHECKING:
     from shardwright.client.connection import MasterConnection
-    from shardwright.client.stream import StepResult
+    from shardwright.client.step_result import StepResult
 
 #: Steps not measured after a switch: on CPUs a new program's first eight take up to four times as long.
 SETTLING_STEPS = 10

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import threading
 import time
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
@@ -30,26 +31,25 @@ from shardwright.client.programs import (
     with_trees,
 )
 from shardwright.options.plan_options import PlanOptions
-from shardwright.plans.layouts import Layout
 from shardwright.progress import PlanProgress
 from shardwright.protocol import wire
 from shardwright.user_plans import PipelinePlan, Plan
 
 if TYPE_CHECKING:
+    from shardwright.client.array_store import ArrayStore
     from shardwright.client.frontends.program import Program
-    from shardwright.client.session_state import SessionState
 
 _log = logging.getLogger("shardwright")
 
 
 class ProgramCache:
-    """Makes programs ready to run, and knows equal layouts by identity."""
+    """Makes programs ready to run. lock: is held while a program is prepared."""
 
-    def __init__(self, state: SessionState) -> None:
-        self._state = state
+    def __init__(self, arrays: ArrayStore, lock: threading.RLock) -> None:
+        self._arrays = arrays
+        self._cluster = arrays.cluster
+        self._lock = lock
         self._loaded: dict[tuple[str, ...], LoadedPlan] = {}
-        self._layouts: dict[Layout, Layout] = {}
-        self._rows: dict[RowParts, RowParts] = {}
 
     def prepare(
         self,
@@ -65,9 +65,9 @@ class ProgramCache:
         choices: the ways to plan it; the fastest plan by prediction is loaded. progress: called while the program is
         planned. devices: of the cluster, default all. takes_first: the first plan that fits will do.
         """
-        self._state.require_open()
-        with self._state.lock:
-            epoch = self._state.epoch
+        self._cluster.require_open()
+        with self._lock:
+            epoch = self._cluster.epoch
             key = (*_key(lowered, choices, devices), str(epoch))
             if takes_first and key not in self._loaded:
                 key = (*key, "first")
@@ -76,23 +76,19 @@ class ProgramCache:
             loaded = self._loaded[key]
             return self._to_program(lowered, loaded, 0 if devices is None else devices.start, epoch)
 
+    def prepare_freely(self, lowered: Program, options: PlanOptions, devices: range | None = None) -> StepProgram:
+        """A program ready to run, planned under these options alone."""
+        return self.prepare(lowered, (PlanChoice(options=options),), devices=devices)
+
     def adopt(self, lowered: Program, choices: Sequence[PlanChoice], loaded: LoadedPlan) -> StepProgram:
         """A program ready to run, of a plan that was made and loaded in the background."""
-        with self._state.lock:
-            epoch = self._state.epoch
+        with self._lock:
+            epoch = self._cluster.epoch
             loaded = self._loaded.setdefault((*_key(lowered, choices, None), str(epoch)), loaded)
             return self._to_program(lowered, loaded, 0, epoch)
 
-    def intern(self, layout: Layout) -> Layout:
-        """The layout of this session that equals it."""
-        return self._layouts.setdefault(layout, layout)
-
-    def intern_rows(self, place: RowParts) -> RowParts:
-        """The same of an array that is kept in parts; their layouts are interned."""
-        return self._rows.setdefault(place, place)
-
     def _to_program(self, lowered: Program, loaded: LoadedPlan, first_device: int, epoch: int) -> StepProgram:
-        with self._state.lock:
+        with self._lock:
             inputs = self._intern_layouts(argument_entries(loaded.plan, first_device))
             returns = self._intern_layouts(output_entries(loaded.plan, first_device))
             arguments = [self._intern(place) for place in placements_of(inputs, len(lowered.arguments))]
@@ -148,7 +144,7 @@ class ProgramCache:
         takes_first: bool = False,
     ) -> LoadedPlan:
         is_known = False
-        started, master = time.monotonic(), self._state.master
+        started, master = time.monotonic(), self._cluster.master
 
         def planning(step: PlanProgress) -> None:
             nonlocal is_known
@@ -176,10 +172,10 @@ class ProgramCache:
 
     def _intern_layouts(self, entries: Sequence[ExecutableEntry]) -> tuple[ExecutableEntry, ...]:
         """The entries, with equal layouts made identical."""
-        return tuple(ExecutableEntry(entry.number, self.intern(entry.layout), entry.rows) for entry in entries)
+        return tuple(ExecutableEntry(entry.number, self._arrays.intern(entry.layout), entry.rows) for entry in entries)
 
     def _intern(self, place: Placement | None) -> Placement | None:
-        return self._rows.setdefault(place, place) if isinstance(place, RowParts) else place
+        return self._arrays.intern_rows(place) if isinstance(place, RowParts) else place
 
 
 def _key(lowered: Program, choices: Sequence[PlanChoice], devices: range | None) -> tuple[str, ...]:

@@ -22,8 +22,8 @@ from shardwright.client.journal import Journal, Layouts, SentStep
 from shardwright.proto.v1 import master_pb2
 
 if TYPE_CHECKING:
-    from shardwright.client.relocation import KnownArray
-    from shardwright.client.stream import StepResult
+    from shardwright.client.calls import KnownArray
+    from shardwright.client.step_result import StepResult
     from shardwright.plans.layouts import Layout
 
 #: Snapshots in a row that may fail before what came since the last good one is forgotten.

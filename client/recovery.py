@@ -20,7 +20,6 @@ import itertools
 import logging
 import threading
 import time
-import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
@@ -29,11 +28,13 @@ from typing import TYPE_CHECKING, TypeVar
 
 import numpy as np
 
+from shardwright.client.cluster_view import ClusterView
 from shardwright.client.connection import NodeInfo, nodes_of, team_of
+from shardwright.client.handles import Handles
 from shardwright.client.journal import Entry, ReleasedArrays, SentArrays, SentStep
 from shardwright.client.protection import FAILED_SNAPSHOTS, Protection, Snapshot
-from shardwright.client.relocation import ProgramCall, Relocation
-from shardwright.client.stream import InterruptedByRecoveryError, StepResult, StepStream
+from shardwright.client.step_result import StepResult
+from shardwright.client.stream import InterruptedByRecoveryError, StepStream
 from shardwright.client.transfer import Upload
 from shardwright.errors import (
     ServerUnavailableError,
@@ -48,9 +49,7 @@ from shardwright.protocol import wire
 from shardwright.units import format_bytes
 
 if TYPE_CHECKING:
-    from shardwright.client.connection import MasterConnection
     from shardwright.client.programs import StepProgram
-    from shardwright.client.session_state import SessionState
     from shardwright.plans.layouts import Layout
 
 T = TypeVar("T")
@@ -107,26 +106,37 @@ def _remedy_of_loss(error: ShardwrightError, *, has_kept: bool) -> str:
     return f"{error.remedy}{kept}; the session is not protected now, and is again with the next call that makes arrays"
 
 
-class _LostAgainError(Exception):
+class LostAgainError(Exception):
     """The executors were lost during a recovery."""
+
+
+#: (the snapshot to restore, what was sent since, raises where the executors are lost again) → steps sent again.
+Relocate = Callable[[Snapshot, Sequence[Entry], Callable[[], None]], int]
 
 
 class Recovery:
     """Of one session. put: writes arrays to the nodes, again after an outage where the function given allows it.
 
+    relocate: does the same on other nodes than the snapshot is of, or a call since. lose_kept: called where all arrays
+    are gone; whether the session kept some of them.
     It is off until `begin`, and from an unsuccessful recovery until `begin_again`. Thread-safe; its lock is the
     stream's.
     """
 
     def __init__(
         self,
-        master: MasterConnection,
+        cluster: ClusterView,
+        handles: Handles,
         stream: StepStream,
         put: Callable[[Sequence[Upload], Callable[[], bool]], None],
-        session: weakref.ref[SessionState],
+        *,
+        relocate: Relocate,
+        lose_kept: Callable[[], bool],
     ) -> None:
-        self._master = master
-        self._session = session
+        self._cluster = cluster
+        self._handles = handles
+        self._relocate = relocate
+        self._lose_kept = lose_kept
         self._stream = stream
         self._put = put
         self._journal = stream.journal
@@ -142,6 +152,11 @@ class Recovery:
     @property
     def is_on(self) -> bool:
         return self._journal.is_on
+
+    @property
+    def losses(self) -> int:
+        """Number of losses of workers so far, each counted at least once."""
+        return self._stream.losses + self._stream.lost_generations
 
     @property
     def can_restore(self) -> bool:
@@ -174,10 +189,10 @@ class Recovery:
 
     def _turn_on(self) -> bool:
         generation, nodes = self.await_ready("")
-        self._require_state().take_nodes(nodes)
+        self._cluster.take_nodes(nodes)
         with self._changed:
             self._stream.generation = generation
-            self._stream.steps_aside = self._master.info.is_elastic
+            self._stream.steps_aside = self._cluster.info.is_elastic
             if self.is_on:  # by another thread
                 return False
             has_arrays = self._protection.turn_on(self._stream.sent_steps)
@@ -206,7 +221,7 @@ class Recovery:
                 return
             released = take_released()
             self._journal.add_release(released)
-            snapshot = self._protection.note_all(self._stream.sent_steps, self._require_state().know_all())
+            snapshot = self._protection.note_all(self._stream.sent_steps, self._handles.identify_all())
             request = master_pb2.RunStepsRequest(
                 snapshot=master_pb2.SnapshotArrays(), arguments=list(snapshot.live), released=released
             )
@@ -294,7 +309,7 @@ class Recovery:
                     replayed = self._restore_and_replay(loss.message)
                     self._finish(loss, replayed, time.monotonic() - began_s)
                     return
-                except _LostAgainError:
+                except LostAgainError:
                     continue
             error: ShardwrightError = WorkerLostError(
                 f"{loss.message}; {ATTEMPTS} attempts to run the steps since the last snapshot again failed as well",
@@ -309,7 +324,7 @@ class Recovery:
     def _finish(self, loss: ShardwrightError, replayed: int, lost_s: float) -> None:
         with self._changed:
             if self._is_lost_again:
-                raise _LostAgainError
+                raise LostAgainError
             base = self._protection.base
             assert base is not None
             report = Recovered(
@@ -328,11 +343,7 @@ class Recovery:
 
     def _give_up(self, error: ShardwrightError) -> None:
         """All arrays are gone: whoever waits is told."""
-        state = self._session()
-        kept = None if state is None else state.kept
-        if kept is not None:
-            kept.is_lost = True
-        remedy = _remedy_of_loss(error, has_kept=kept is not None)
+        remedy = _remedy_of_loss(error, has_kept=self._lose_kept())
         error = type(error)(error.message, where=error.where, remedy=remedy)
         with self._changed:
             unfinished = self._protection.give_up()
@@ -345,14 +356,13 @@ class Recovery:
             _log.error("the session could not be restored: %s", error)
 
     def _restore_and_replay(self, loss: str) -> int:
-        """One attempt; returns the number of steps that were sent again. Raises _LostAgainError."""
+        """One attempt; returns the number of steps that were sent again. Raises LostAgainError."""
         self._stream.wait_until_idle()
         with self._changed:
             while self._uploading:
                 self._changed.wait()
         generation, nodes = self.await_ready(loss)
-        state = self._require_state()
-        state.take_nodes(nodes)
+        self._cluster.take_nodes(nodes)
         with self._changed:
             base, entries = self._protection.begin_recovery(), self._journal.entries
             self._is_lost_again = False
@@ -362,14 +372,14 @@ class Recovery:
             raise WorkerLostError(
                 f"{loss}; there is no snapshot to restore", remedy="run init again, or restore a checkpoint"
             )
-        if min(base.epoch, self._journal.oldest) != state.epoch:
-            return self._relocate(state, base, entries)
+        if min(base.epoch, self._journal.oldest) != self._cluster.epoch:
+            return self._relocate(base, entries, self._check_not_lost)
         self._restore(base)
         replayed, released = 0, list[int]()
         failed: dict[int, ShardwrightError] = {}  # arrays that are never made, of steps that had failed before
         for entry in entries:
             if self._is_lost_again:
-                raise _LostAgainError
+                raise LostAgainError
             match entry:
                 case SentArrays(uploads):
                     self._upload(uploads, generation)
@@ -387,51 +397,14 @@ class Recovery:
                     replayed += bool(request.executable_id)
         self._stream.wait_until_idle()
         if self._is_lost_again:
-            raise _LostAgainError
+            raise LostAgainError
         if released:
-            self._master.release(released)
-        return replayed
-
-    def _relocate(self, state: SessionState, base: Snapshot, entries: Sequence[Entry]) -> int:
-        """The same on other nodes than the snapshot is of, or a call since."""
-        relocation = Relocation(state, base.number, base.known, self._check_not_lost)
-        replayed = 0
-        self._stream.replayer = threading.get_ident()
-        try:
-            state.begin_relocation()
-            for entry in entries:
-                self._check_not_lost()
-                match entry:
-                    case SentArrays(uploads):
-                        relocation.note_uploads(uploads)
-                    case ReleasedArrays(names=names):
-                        relocation.release(names)
-                    case SentStep(result=result, call=call, released=names):
-                        relocation.release(names)
-                        if call is not None and result.error is None:
-                            call.repeat(relocation, result)
-                            replayed += isinstance(call, ProgramCall)
-                        elif call is None and not result.is_done:
-                            result.finish(None)
-            self._stream.wait_until_idle()
-            self._check_not_lost()
-            relocation.finish()
-        except BaseException:
-            relocation.abandon()
-            raise
-        finally:
-            self._stream.replayer = 0
+            self._cluster.master.release(released)
         return replayed
 
     def _check_not_lost(self) -> None:
         if self._is_lost_again:
-            raise _LostAgainError
-
-    def _require_state(self) -> SessionState:
-        state = self._session()
-        if state is None:
-            raise SessionError("the session is closed", remedy="open a new one with connect()")
-        return state
+            raise LostAgainError
 
     def _restore(self, base: Snapshot) -> None:
         order = master_pb2.RestoreSnapshot(
@@ -441,7 +414,7 @@ class Recovery:
         result = self._stream.resend(request, StepResult(0, "the restore of a snapshot", is_followed=True))
         result.wait_for_outcome()
         if isinstance(result.error, WorkerLostError):
-            raise _LostAgainError
+            raise LostAgainError
         if result.error is not None:
             raise result.error
 
@@ -452,7 +425,7 @@ class Recovery:
                 return
             except _BROKEN as error:
                 if self._is_lost_again or self._read_generation() != generation:
-                    raise _LostAgainError from None
+                    raise LostAgainError from None
                 if is_last or not isinstance(error, ServerUnavailableError):
                     raise
 
@@ -566,7 +539,7 @@ class Recovery:
     def _read_generation(self) -> int:
         """Of the executors that run; 0: not all do, or the master does not answer."""
         try:
-            nodes = team_of(self._master.status())
+            nodes = team_of(self._cluster.master.status())
         except ServerUnavailableError:
             return 0
         return nodes[0].generation if all(node.state == "ready" for node in nodes) else 0
@@ -578,11 +551,11 @@ class Recovery:
             self._stream.check_open()
             waiting = "the master"
             try:
-                status = self._master.status()
+                status = self._cluster.master.status()
             except ServerUnavailableError:
                 pass  # it may come back as long as it keeps the session: then the stream gives up
             else:
-                self._master.require_session(status)
+                self._cluster.master.require_session(status)
                 team = team_of(status)
                 absent = [node for node in team if node.state != "ready"]
                 if not absent:

@@ -10,130 +10,63 @@ Between recoveries an array is known by its *name*: the ids that its parts had w
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from shardwright.client.arrays import RemoteArray
-from shardwright.client.checks import Checks
+from shardwright.client.calls import Call, CopyCall, KnownArray, Name, ProgramCall, ReadCall
+from shardwright.client.journal import Entry, ReleasedArrays, SentArrays, SentStep
+from shardwright.client.pending_arrays import even_layout
 from shardwright.client.placement import Placement, RowParts, parts_of
-from shardwright.client.step_requests import build_move, build_request, list_arrays
-from shardwright.client.stream import StepResult
+from shardwright.client.protection import Snapshot
+from shardwright.client.resharding import place as place_leaves
+from shardwright.client.step_requests import build_move, list_arrays
+from shardwright.client.step_result import StepResult
 from shardwright.client.transfer import Upload
 from shardwright.errors import WorkerLostError
+from shardwright.options.plan_options import PlanOptions
 from shardwright.plans.layouts import Layout
 from shardwright.proto.v1 import master_pb2
 from shardwright.protocol import wire
 
 if TYPE_CHECKING:
     from shardwright.client.array_specs import ArraySpec
+    from shardwright.client.array_store import ArrayStore
+    from shardwright.client.frontends.program import Program
     from shardwright.client.programs import StepProgram
-    from shardwright.client.session_state import SessionState
-
-#: Ids that the parts of an array had when it was first made.
-Name = tuple[int, ...]
+    from shardwright.client.step_queue import StepQueue
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class KnownArray:
-    """An array by name, and how it lies: the ids of its parts, and their placement."""
-
-    name: Name
-    spec: ArraySpec
-    ids: tuple[int, ...]
-    place: Placement
-
-
-class Call(Protocol):
-    """What made a numbered step, so that it can be made again on another cluster."""
-
-    def repeat(self, relocation: Relocation, result: StepResult) -> None:
-        """Makes it again; `result` is to get the outcome. Raises the errors of planning and sending."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ProgramCall:
-    """A program was run. leaves: what it was called with: arrays on the servers, or contents.
-
-    outputs: names of the results, by output number; () for unwanted ones. plan_again: a program for such leaves.
-    """
-
-    program: StepProgram
-    leaves: tuple[KnownArray | np.ndarray, ...]
-    outputs: tuple[Name, ...]
-    is_traced: bool
-    checks: Checks
-    timeout_s: float
-    plan_again: Callable[[Sequence[Any]], StepProgram]
-
-    def repeat(self, relocation: Relocation, result: StepResult) -> None:
-        from shardwright.client.resharding import place
-
-        state = relocation.state
-        leaves = [relocation.find(leaf) if isinstance(leaf, KnownArray) else leaf for leaf in self.leaves]
-        program = self.plan_again(leaves)
-        relocation.bring(
-            (leaf, where)
-            for leaf, where in zip(leaves, program.leaf_places, strict=True)
-            if isinstance(leaf, RemoteArray)
-        )
-        placed = place(state, leaves, program, program.donated)
-        wanted = [bool(name) for name in self.outputs]
-        built = build_request(state, program, placed, wanted, is_traced=self.is_traced, checks=self.checks)
-        built.request.timeout_s = self.timeout_s
-        relocation.send(built.request, result, list_arrays(program, built.request), built.list_consumed(program))
-        state.releases.add(*built.temporary)
-        reused = set(program.lowered.aliases.values())
-        for number in program.donated:
-            relocation.consume(placed[number], is_reused=program.leaf_numbers[number] in reused)
-        for name, spec, ids, where in zip(
-            self.outputs, program.lowered.results, built.outputs, program.outputs, strict=True
-        ):
-            if name:
-                relocation.add(name, RemoteArray(state, spec, ids=ids, place=where))
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class CopyCall:
-    """Arrays were copied; the names of the copies, in the same order."""
-
-    arrays: tuple[KnownArray, ...]
-    copies: tuple[Name, ...]
-
-    def repeat(self, relocation: Relocation, result: StepResult) -> None:
-        sources = [relocation.find(array) for array in self.arrays]
-        relocation.bring((source, None) for source in sources)
-        places = [source._place for source in sources if source._place is not None]
-        request, ids = build_move(relocation.state, sources, places)
-        layouts = [layout for place in places for layout, _ in parts_of(place)]
-        relocation.send(request, result, list(zip(request.outputs, layouts, strict=True)))
-        for name, source, new_ids, place in zip(self.copies, sources, ids, places, strict=True):
-            relocation.add(name, RemoteArray(relocation.state, source.spec, ids=new_ids, place=place))
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ReadCall:
-    """Arrays were read by the workers, of a checkpoint or of a batch: (name there, type, name here).
-
-    order: the request without its parts; `add_part(request, name, layout, first row)` adds one.
-    """
-
-    order: master_pb2.RunStepsRequest
-    arrays: tuple[tuple[Any, ArraySpec, Name], ...]
-    add_part: Callable[[master_pb2.RunStepsRequest, Any, Layout, int], object]
-
-    def repeat(self, relocation: Relocation, result: StepResult) -> None:
-        state = relocation.state
-        request = master_pb2.RunStepsRequest()
-        request.CopyFrom(self.order)
-        places = [relocation.default_place(spec) for _, spec, _ in self.arrays]
-        for (origin, _, _), layout in zip(self.arrays, places, strict=True):
-            self.add_part(request, origin, layout, 0)
-            request.outputs.append(state.new_id())
-        relocation.send(request, result, list(zip(request.outputs, places, strict=True)))
-        for (_, spec, name), array_id, layout in zip(self.arrays, request.outputs, places, strict=True):
-            relocation.add(name, RemoteArray(state, spec, ids=(array_id,), place=layout))
+def relocate(steps: StepQueue, base: Snapshot, entries: Sequence[Entry], check: Callable[[], None]) -> int:
+    """Restores a session, and makes again what it has sent since, on other nodes than before; see `Recovery`."""
+    relocation = Relocation(steps, base.number, base.known, check)
+    replayed = 0
+    steps.begin_replay()
+    try:
+        for entry in entries:
+            check()
+            match entry:
+                case SentArrays(uploads):
+                    relocation.note_uploads(uploads)
+                case ReleasedArrays(names=names):
+                    relocation.release(names)
+                case SentStep(result=result, call=call, released=names):
+                    relocation.release(names)
+                    if call is not None and result.error is None:
+                        relocation.repeat(call, result)
+                        replayed += isinstance(call, ProgramCall)
+                    elif call is None and not result.is_done:
+                        result.finish(None)
+        steps.wait_until_idle()
+        check()
+        relocation.finish()
+    except BaseException:
+        relocation.abandon()
+        raise
+    finally:
+        steps.end_replay()
+    return replayed
 
 
 class Relocation:
@@ -144,9 +77,10 @@ class Relocation:
     """
 
     def __init__(
-        self, state: SessionState, snapshot: int, stored: Mapping[int, KnownArray], check: Callable[[], None]
+        self, steps: StepQueue, snapshot: int, stored: Mapping[int, KnownArray], check: Callable[[], None]
     ) -> None:
-        self.state = state
+        self._steps = steps
+        self._store = steps.arrays
         self._snapshot = snapshot
         self._stored = dict(stored)
         self._check = check
@@ -154,7 +88,68 @@ class Relocation:
         self._arrays: dict[int, tuple[Name, RemoteArray]] = {}  # handles of our own, by the first id of their names
         self._results: list[StepResult] = []
 
-    # ---- what calls do ---------------------------------------------------------------------
+    # ---- calls ---------------------------------------------------------------------------
+
+    def repeat(self, call: Call, result: StepResult) -> None:
+        """Makes a call again; `result` is to get the outcome. Raises the errors of planning and sending."""
+        match call:
+            case ProgramCall():
+                self._run_again(call, result)
+            case CopyCall():
+                self._copy_again(call, result)
+            case ReadCall():
+                self._read_again(call, result)
+
+    def _run_again(self, call: ProgramCall, result: StepResult) -> None:
+        steps = self._steps
+        leaves = [self.find(leaf) if isinstance(leaf, KnownArray) else leaf for leaf in call.leaves]
+        program = call.plan_again(leaves) if call.plan_again is not None else self._plan_freely(call.program.lowered)
+        self.bring(
+            (leaf, where)
+            for leaf, where in zip(leaves, program.leaf_places, strict=True)
+            if isinstance(leaf, RemoteArray)
+        )
+        placed = place_leaves(steps, leaves, program, program.donated)
+        wanted = [bool(name) for name in call.outputs]
+        built = steps.build(program, placed, wanted, is_traced=call.is_traced, checks=call.checks)
+        built.request.timeout_s = call.timeout_s
+        self.send(built.request, result, list_arrays(program, built.request), built.list_consumed(program))
+        self._store.free(*built.temporary)
+        reused = set(program.lowered.aliases.values())
+        for number in program.donated:
+            self.consume(placed[number], is_reused=program.leaf_numbers[number] in reused)
+        for name, spec, ids, where in zip(
+            call.outputs, program.lowered.results, built.outputs, program.outputs, strict=True
+        ):
+            if name:
+                self.add(name, RemoteArray(self._store, spec, ids=ids, place=where))
+
+    def _plan_freely(self, lowered: Program) -> StepProgram:
+        names = PlanOptions(argument_names=lowered.argument_names, output_names=lowered.output_names)
+        return self._steps.programs.prepare_freely(lowered, names)
+
+    def _copy_again(self, call: CopyCall, result: StepResult) -> None:
+        sources = [self.find(array) for array in call.arrays]
+        self.bring((source, None) for source in sources)
+        places = [source._place for source in sources if source._place is not None]
+        request, ids = build_move(self._store, sources, places)
+        layouts = [layout for place in places for layout, _ in parts_of(place)]
+        self.send(request, result, list(zip(request.outputs, layouts, strict=True)))
+        for name, source, new_ids, place in zip(call.copies, sources, ids, places, strict=True):
+            self.add(name, RemoteArray(self._store, source.spec, ids=new_ids, place=place))
+
+    def _read_again(self, call: ReadCall, result: StepResult) -> None:
+        request = master_pb2.RunStepsRequest()
+        request.CopyFrom(call.order)
+        places = [self.default_place(spec) for _, spec, _ in call.arrays]
+        for (origin, _, _), layout in zip(call.arrays, places, strict=True):
+            call.add_part(request, origin, layout, 0)
+            request.outputs.append(self._store.new_id())
+        self.send(request, result, list(zip(request.outputs, places, strict=True)))
+        for (_, spec, name), array_id, layout in zip(call.arrays, request.outputs, places, strict=True):
+            self.add(name, RemoteArray(self._store, spec, ids=(array_id,), place=layout))
+
+    # ---- what calls need -------------------------------------------------------------------
 
     def find(self, known: KnownArray) -> RemoteArray:
         """A handle of an array; it has no place before `bring`."""
@@ -165,7 +160,7 @@ class Relocation:
         if len(known.name) > 1 and all(part in self._arrays for part in known.name):
             handle = self._join(known)
         elif first in self._stored or all(part in self._uploads for part in known.name):
-            handle = RemoteArray(self.state, known.spec)
+            handle = RemoteArray(self._store, known.spec)
         else:
             raise WorkerLostError(
                 f"an array of shape {list(known.spec.shape)} is in no snapshot, and no call made it",
@@ -183,7 +178,7 @@ class Relocation:
         ids = tuple(array_id for handle in handles for array_id in handle._ids)
         for handle in handles:
             handle._ids = ()
-        return RemoteArray(self.state, known.spec, ids=ids, place=place)
+        return RemoteArray(self._store, known.spec, ids=ids, place=place)
 
     def bring(self, wanted: Iterable[tuple[RemoteArray, Placement | None]]) -> None:
         """Makes the arrays that are nowhere yet, at these places; None: any."""
@@ -199,9 +194,9 @@ class Relocation:
             stored = self._stored.pop(name[0], None)
             if stored is None:
                 value = _join_uploads([self._uploads[part] for part in name])
-                (handle._ids,) = self.state.upload([(value, place)])
+                (handle._ids,) = self._store.upload([(value, place)])
             else:
-                handle._ids = add_stored(self.state, request, stored, place)
+                handle._ids = add_stored(self._store, request, stored, place)
                 made += zip(handle._ids, (layout for layout, _ in parts_of(place)), strict=True)
             handle._place = place
         if request.outputs:
@@ -216,7 +211,7 @@ class Relocation:
     ) -> None:
         self._check()
         result.made = tuple(array_id for array_id in request.outputs if array_id)
-        self.state.resend(request, result, made, consumed)
+        self._steps.resend(request, result, made, consumed)
 
     def _follow(self, name: str) -> StepResult:
         result = StepResult(0, name, is_followed=True)
@@ -231,7 +226,7 @@ class Relocation:
         if not isinstance(leaf, RemoteArray):
             return
         if not is_reused:
-            self.state.releases.add(*leaf._ids)
+            self._store.free(*leaf._ids)
         leaf._ids = ()
         for first, (_, handle) in list(self._arrays.items()):
             if handle is leaf:
@@ -249,9 +244,7 @@ class Relocation:
 
     def default_place(self, spec: ArraySpec) -> Layout:
         """Spread over all devices where a dimension is divided by them, else on each."""
-        from shardwright.client.pending_arrays import even_layout
-
-        return self.state.program_cache.intern(even_layout(spec, self.state.info.device_count))
+        return self._store.intern(even_layout(spec, self._store.cluster.info.device_count))
 
     # ---- the end -----------------------------------------------------------------------------
 
@@ -260,12 +253,12 @@ class Relocation:
         own = {id(handle) for handle in self._own_handles()}
         live = {
             name[0]: (name, handle)
-            for handle in self.state.list_handles()
-            if id(handle) not in own and (name := self.state.name_of(handle._ids))
+            for handle in self._store.handles.list_placed()
+            if id(handle) not in own and (name := self._store.handles.name_of(handle._ids))
         }
         for name, handle in live.values():
             if name[0] not in self._arrays and name[0] in self._stored:
-                self._arrays[name[0]] = name, RemoteArray(self.state, handle.spec)
+                self._arrays[name[0]] = name, RemoteArray(self._store, handle.spec)
         self._settle_state(live)
         unsettled = [first for first, (_, handle) in self._arrays.items() if first in live and not handle._ids]
         self.bring((self._arrays[first][1], None) for first in unsettled)
@@ -283,7 +276,7 @@ class Relocation:
             names[made._ids[0]] = name
             handle.relocate(made._ids, made._place, is_settled=first not in unsettled)
             made._ids = ()
-        self.state.rename(names)
+        self._store.handles.rename(names)
 
     def _own_handles(self) -> Iterable[RemoteArray]:
         return (handle for _, handle in self._arrays.values())
@@ -291,7 +284,7 @@ class Relocation:
     def _settle_state(self, live: Mapping[int, tuple[Name, RemoteArray]]) -> None:
         """Lays out the state of steps as they will be called with it next."""
         first_of = {id(handle): first for first, (_, handle) in live.items()}
-        for step in self.state.list_steps():
+        for step in self._steps.list_users():
             state = step.current_state()
             mine = {
                 argument: first_of[id(handle)]
@@ -309,7 +302,7 @@ class Relocation:
 
 
 def add_stored(
-    state: SessionState, request: master_pb2.RunStepsRequest, stored: KnownArray, place: Placement
+    arrays: ArrayStore, request: master_pb2.RunStepsRequest, stored: KnownArray, place: Placement
 ) -> tuple[int, ...]:
     """Adds an array of a snapshot, to be laid out anew, to the request of its restore; the new ids of its parts."""
     parts = [
@@ -320,7 +313,7 @@ def add_stored(
     for layout, first_row in parts_of(place):
         request.restore_snapshot.layouts.append(wire.layout_to_proto(layout))
         request.restore_snapshot.stored.add(ids=stored.ids, parts=parts, first_row=first_row)
-        ids.append(state.new_id())
+        ids.append(arrays.new_id())
     request.outputs.extend(ids)
     return tuple(ids)
 

@@ -22,8 +22,9 @@ from shardwright.plans.layouts import Layout
 from shardwright.plans.shardings import Mesh, TensorSharding
 
 if TYPE_CHECKING:
+    from shardwright.client.array_store import ArrayStore
     from shardwright.client.programs import StepProgram
-    from shardwright.client.session_state import SessionState
+    from shardwright.client.step_queue import StepQueue
 
 
 #: State is moved to another plan's layouts in about so many parts, …
@@ -46,7 +47,7 @@ def is_unread_batch(leaf: Any) -> bool:
     return isinstance(leaf, RemoteArray) and leaf._is_batch and leaf._pending is not None
 
 
-def place(state: SessionState, leaves: Sequence[Any], program: StepProgram, donated: Sequence[int] = ()) -> list[Any]:
+def place(steps: StepQueue, leaves: Sequence[Any], program: StepProgram, donated: Sequence[int] = ()) -> list[Any]:
     """`leaves`, with every handle in `program`'s layouts.
 
     Pending initializers run and pending checkpoints are read now, straight into these places. Other handles are moved
@@ -64,7 +65,7 @@ def place(state: SessionState, leaves: Sequence[Any], program: StepProgram, dona
     }
     if not movers:
         return placed
-    moved = _move(state, [leaves[number] for number in movers], list(movers.values()))
+    moved = _move(steps, [leaves[number] for number in movers], list(movers.values()))
     seen: set[int] = {id(leaf) for leaf, wanted in zip(leaves, places, strict=True) if _has_placement(leaf, wanted)}
     for number, copy in zip(movers, moved, strict=True):
         if id(leaves[number]) in seen or (leaves[number]._is_owned and number not in donated):
@@ -91,7 +92,7 @@ def materialize(leaves: Sequence[Any], places: Sequence[Placement | None]) -> No
         pending.materialize(wanted)
 
 
-def move_state(state: SessionState, handles: Sequence[RemoteArray], places: Sequence[Placement]) -> None:
+def move_state(steps: StepQueue, handles: Sequence[RemoteArray], places: Sequence[Placement]) -> None:
     """Moves computed handles on the servers, and waits for it; the handles stay the users'.
 
     A part of the arrays after the other: only one lies twice at a time. Raises the error of a move; then all lie as
@@ -100,21 +101,21 @@ def move_state(state: SessionState, handles: Sequence[RemoteArray], places: Sequ
     moved: list[tuple[RemoteArray, Placement]] = []
     try:
         for group in _in_parts(handles):
-            _move_and_wait(state, [handles[n] for n in group], [places[n] for n in group], moved)
+            _move_and_wait(steps, [handles[n] for n in group], [places[n] for n in group], moved)
     except ShardwrightError:
         with suppress(ShardwrightError):  # then they lie in either way: the next call moves them
-            _move_and_wait(state, [handle for handle, _ in moved], [before for _, before in moved], [])
+            _move_and_wait(steps, [handle for handle, _ in moved], [before for _, before in moved], [])
         raise
 
 
 def _move_and_wait(
-    state: SessionState,
+    steps: StepQueue,
     handles: Sequence[RemoteArray],
     places: Sequence[Placement],
     moved: list[tuple[RemoteArray, Placement]],
 ) -> None:
     """moved: takes the handles, with their places before."""
-    copies = _move(state, handles, places, compiles=False)
+    copies = _move(steps, handles, places, compiles=False)
     for copy in copies:
         copy.block_until_ready()
     for handle, copy in zip(handles, copies, strict=True):
@@ -139,7 +140,7 @@ def _in_parts(handles: Sequence[RemoteArray]) -> Iterator[list[int]]:
 
 
 def _move(
-    state: SessionState, handles: Sequence[RemoteArray], places: Sequence[Placement], *, compiles: bool = True
+    steps: StepQueue, handles: Sequence[RemoteArray], places: Sequence[Placement], *, compiles: bool = True
 ) -> list[RemoteArray]:
     """Copies of `handles` at `places`.
 
@@ -157,30 +158,30 @@ def _move(
         elif is_movable:
             between.append(number)
         else:
-            copies[number] = _move_view(state, handle, wanted)
-    copies.update(zip(between, state.move([handles[n] for n in between], [places[n] for n in between]), strict=True))
+            copies[number] = _move_view(steps, handle, wanted)
+    copies.update(zip(between, steps.move([handles[n] for n in between], [places[n] for n in between]), strict=True))
     for numbers in on_mesh.values():
         layouts = [layout for layout in (places[n] for n in numbers) if isinstance(layout, Layout)]
-        copies.update(zip(numbers, _move_on_servers(state, [handles[n] for n in numbers], layouts), strict=True))
+        copies.update(zip(numbers, _move_on_servers(steps, [handles[n] for n in numbers], layouts), strict=True))
     return [copies[number] for number in range(len(handles))]
 
 
-def _move_view(state: SessionState, handle: RemoteArray, wanted: Placement) -> RemoteArray:
+def _move_view(steps: StepQueue, handle: RemoteArray, wanted: Placement) -> RemoteArray:
     """A copy of an array that is viewed in other dimensions, or parts of one: in the user's dimensions on its way."""
-    here, there = (_without_view(state, place) for place in (handle._place, wanted))
+    here, there = (_without_view(steps.arrays, place) for place in (handle._place, wanted))
     if here is None or there is None or not can_be_moved(here, there):  # parts with views of their own
-        (ids,) = state.upload([(np.asarray(handle), wanted)])
-        return RemoteArray(state, handle.spec, ids=ids, place=wanted)
+        (ids,) = steps.arrays.upload([(np.asarray(handle), wanted)])
+        return RemoteArray(steps.arrays, handle.spec, ids=ids, place=wanted)
     if isinstance(here, Layout) and here is not handle._place:
-        (handle,) = _move_on_servers(state, [handle], [here])
+        (handle,) = _move_on_servers(steps, [handle], [here])
     if here is not there:
-        (handle,) = state.move([handle], [there])
+        (handle,) = steps.move([handle], [there])
     if isinstance(wanted, Layout) and there is not wanted:
-        (handle,) = _move_on_servers(state, [handle], [wanted])
+        (handle,) = _move_on_servers(steps, [handle], [wanted])
     return handle
 
 
-def _without_view(state: SessionState, place: Placement | None) -> Placement | None:
+def _without_view(arrays: ArrayStore, place: Placement | None) -> Placement | None:
     """The same array in the user's dimensions, on the same devices; None for parts with views."""
     if not isinstance(place, Layout):
         is_viewed = place is None or any(layout.view_of is not None for layout in place.layouts)
@@ -206,7 +207,7 @@ def _without_view(state: SessionState, place: Placement | None) -> Placement | N
         stored_shape=shape,
         first_device=place.first_device,
     )
-    return state.program_cache.intern(plain)
+    return arrays.intern(plain)
 
 
 def _common_mesh(here: Placement | None, there: Placement) -> tuple[Mesh, int] | None:
@@ -217,22 +218,20 @@ def _common_mesh(here: Placement | None, there: Placement) -> tuple[Mesh, int] |
     return mesh if mesh == (there.mesh, there.first_device) else None
 
 
-def _move_on_servers(
-    state: SessionState, handles: Sequence[RemoteArray], layouts: Sequence[Layout]
-) -> list[RemoteArray]:
+def _move_on_servers(steps: StepQueue, handles: Sequence[RemoteArray], layouts: Sequence[Layout]) -> list[RemoteArray]:
     """One program returning its arguments, planned with both sides pinned; all layouts share one mesh."""
 
     lowered = identity_program([handle.spec for handle in handles])
-    program = state.prepare(
+    program = steps.programs.prepare_freely(
         lowered,
         pin_layouts(
             PlanOptions(mesh=layouts[0].mesh.sizes),
             {n: handle._place for n, handle in enumerate(handles) if isinstance(handle._place, Layout)},
             dict(enumerate(layouts)),
         ),
-        devices=state.part_of_cluster(layouts[0]),
+        devices=steps.cluster.part_of_cluster(layouts[0]),
     )
-    results = [result for result in state.run(program, handles) if result is not None]
+    results = [result for result in steps.run(program, handles) if result is not None]
     for result, layout in zip(results, layouts, strict=True):
         if result._place is not layout:
             raise InternalError(f"a move to {layout.sharding} ended as {result.sharding}")

@@ -79,13 +79,16 @@ def connect(
         address, dialer = server.address, Dialer(server.token, None)
     else:
         dialer = dialer_for(address, token)
+    state = None
     try:
         state = SessionState(address, dialer, server, name)
         if every:
-            state.protect(every)
+            state.steps.protect(every)
         return Session(state)
     except BaseException:
-        if server is not None:
+        if state is not None:
+            state.close_quietly()
+        elif server is not None:
             server.close()
         raise
 
@@ -259,7 +262,7 @@ class Session:
         """
         from shardwright.client.datasets import Dataset
 
-        return Dataset(self._state, function, batch=batch, prefetch=prefetch, options=options)
+        return Dataset(self._state.steps, function, batch=batch, prefetch=prefetch, options=options)
 
     def save(
         self, state: Any, directory: str | os.PathLike[str], *, step: int | None = None, max_to_keep: int | None = None
@@ -284,7 +287,7 @@ class Session:
         `Save.wait` raises CheckpointError when another session saves in the directory, and when `step` does not follow
         its checkpoints or names something else.
         """
-        return self._state.save(state, directory, step=step, max_to_keep=max_to_keep)
+        return self._state.saves.save(state, directory, step=step, max_to_keep=max_to_keep)
 
     def restore(self, directory: str | os.PathLike[str], *, step: int | None = None, like: Any = None) -> Any:
         """The state of a checkpoint, in handles; arrays are read when a step is first called with them.
@@ -300,14 +303,14 @@ class Session:
 
         Raises CheckpointError: no such checkpoint, or `like` asks for missing contents.
         """
-        return self._state.restore(directory, step=step, like=like)
+        return self._state.saves.restore(directory, step=step, like=like)
 
     def checkpoints(self, directory: str | os.PathLike[str]) -> tuple[int, ...]:
         """Numbers of the checkpoints completed by Orbax in a directory, ascending; waits for an unfinished save.
 
         directory: see `save`. Raises CheckpointError when it is none, or cannot be listed.
         """
-        return self._state.list_checkpoints(directory)
+        return self._state.saves.list_checkpoints(directory)
 
     def keep(self, state: Any, *, checkpoints: CheckpointPolicy | None = None, step: int | None = None) -> None:
         """Keeps a state for the next program: of a session with a name, in checkpoints, or both.
@@ -327,7 +330,7 @@ class Session:
         """
         from shardwright.client import kept
 
-        self._state.require_open()
+        self._state.cluster.require_open()
         kept.keep(self._state, state, checkpoints, step)
 
     def resume(self, *, like: Any = None) -> Resumed | None:
@@ -343,8 +346,8 @@ class Session:
         """
         from shardwright.client import kept
 
-        self._state.require_open()
-        return kept.resume(self._state, like)
+        self._state.cluster.require_open()
+        return kept.resume(self._state.steps, like)
 
     def leave(self) -> None:
         """Ends this program's use of a session with a name, which waits for the next program; see `close`.
@@ -365,11 +368,11 @@ class Session:
     @property
     def recoveries(self) -> tuple[Recovered, ...]:
         """The losses of workers that steps with `snapshot_every` survived, in order."""
-        return tuple(self._state.recovery.recovered)
+        return tuple(self._state.steps.recovery.recovered)
 
     def status(self) -> master_pb2.StatusReply:
         """State of the cluster and of its sessions."""
-        self._state.require_open()
+        self._state.cluster.require_open()
         return self._state.master.status()
 
     def close(self) -> None:
@@ -392,4 +395,4 @@ class Session:
 
     def __repr__(self) -> str:
         devices = f"{self.info.device_count} {self.info.platform} devices"
-        return f"Session({self._state.master.address}, {'closed' if self._state.is_closed else devices})"
+        return f"Session({self._state.master.address}, {'closed' if self._state.cluster.is_closed else devices})"

@@ -30,8 +30,9 @@ from shardwright.client.plan_changes import PlanChange, PlanHistory
 from shardwright.client.plan_trials import PlanTrials, Trial, start_trial
 from shardwright.client.programs import StepProgram, describe_difference
 from shardwright.client.resharding import fits, is_unread_batch, move_state, place
+from shardwright.client.step_result import StepResult
 from shardwright.client.step_times import StepTimes
-from shardwright.client.stream import STEPS_AHEAD, StepResult
+from shardwright.client.stream import STEPS_AHEAD
 from shardwright.client.tuning_record import read_record, record_path, write_record
 from shardwright.errors import (
     AnnotationError,
@@ -73,7 +74,7 @@ class Step:
 
     def __init__(
         self,
-        state: SessionState,
+        session: SessionState,
         function: FrontEnd,
         options: PlanOptions,
         progress: Callable[[PlanProgress], None] | None = None,
@@ -82,7 +83,10 @@ class Step:
         timeout_s: float = 0.0,
         snapshot_every: int = 0,
     ) -> None:
-        self._state = state
+        self._session = session
+        self._steps = session.steps
+        self._cluster = session.cluster
+        self._saves = session.saves
         self._snapshot_every = snapshot_every
         self._builder = builder
         self._timeout_s = timeout_s
@@ -97,7 +101,7 @@ class Step:
         self._function = function
         self._options = replace(options, background=False)
         self._listener = progress
-        self._announcement = Announcement(function.name, state.info, progress)
+        self._announcement = Announcement(function.name, session.info, progress)
         self._lowered: dict[Hashable, Program] = {}
         self._programs: dict[Hashable, list[StepProgram]] = {}
         self._main: StepProgram | None = None
@@ -107,7 +111,7 @@ class Step:
         self._updated: dict[int, weakref.ref[RemoteArray]] = {}  # state after the last call, by flat argument number
         self._left_places: set[Placement] = set()  # where plans that were replaced have left arrays
         self._layout_changes = 0  # of the session, when the programs were made
-        state.note_step(self)
+        session.steps.add_user(self)
 
     def __call__(self, /, *args: Any, **kwargs: Any) -> Any:
         """Runs the function on the servers; returns its result with a RemoteArray in place of each array.
@@ -138,7 +142,7 @@ class Step:
         from shardwright.report.trace import write_trace
 
         program, result, measured = self._run_measured(args, kwargs)
-        node_of = {device: node.index for node in self._state.info.nodes for device in node.devices}
+        node_of = {device: node.index for node in self._cluster.info.nodes for device in node.devices}
         trace = plan_trace(
             program.plan, measured=measured.tasks, measured_s=measured.run_s, node_of=node_of.__getitem__
         )
@@ -158,14 +162,14 @@ class Step:
     def _run(
         self, args: tuple[Any, ...], kwargs: dict[str, Any], *, is_traced: bool = False
     ) -> tuple[StepProgram, Any]:
-        warn_of_settings(self._state)
+        warn_of_settings(self._cluster)
         if self._snapshot_every:
-            self._state.protect(self._snapshot_every)
+            self._steps.protect(self._snapshot_every)
         with self._announcement.ended_by_errors():
-            return self._state.steadily(lambda: self._run_once(args, kwargs, is_traced=is_traced))
+            return self._steps.steadily(lambda: self._run_once(args, kwargs, is_traced=is_traced))
 
     def _run_once(self, args: tuple[Any, ...], kwargs: dict[str, Any], *, is_traced: bool) -> tuple[StepProgram, Any]:
-        self._state.raise_earlier_error()  # rather than that there is no plan for the nodes that are left
+        self._steps.raise_earlier_error()  # rather than that there is no plan for the nodes that are left
         self._leave_other_nodes()
         signature, leaves, dynamic = self._function.describe(args, kwargs)
         leaves = self._lower(signature, announces=True).with_captured(leaves)
@@ -175,16 +179,16 @@ class Step:
         if program is None:
             with self._announcement:
                 program = self._prepare_program(signature, leaves, dynamic)
-            leaves = place(self._state, leaves, program, program.donated)
+            leaves = place(self._steps, leaves, program, program.donated)
             self._start_trials()
         elif any(map(is_unread_batch, leaves)):
-            leaves = place(self._state, leaves, program, program.donated)
+            leaves = place(self._steps, leaves, program, program.donated)
         if program.lowered.changed:
             self._function.check_arguments(dynamic)
         require_donated_once(program, leaves)
         checks = checks_from_settings()
         sent_s = time.monotonic()
-        results = self._state.run(
+        results = self._steps.run(
             program,
             leaves,
             is_traced=is_traced,
@@ -222,7 +226,7 @@ class Step:
         for preparation in preparing:
             preparation.cancel()
         numbers = [result.number for result in self._under_way if not result.is_done]
-        return len(preparing) + (self._state.master.cancel_steps(numbers) if numbers else 0)
+        return len(preparing) + (self._cluster.master.cancel_steps(numbers) if numbers else 0)
 
     def init(self, init_fn: Callable[..., Any], *args: Any) -> Any:
         """`init_fn(*args)`, run on the servers in the layouts of this step's arguments.
@@ -232,18 +236,18 @@ class Step:
         """
         from shardwright.client.initializer import PendingInit
 
-        self._state.require_open()
-        return PendingInit(self._state, init_fn, args).handles()
+        self._cluster.require_open()
+        return PendingInit(self._steps, init_fn, args).handles()
 
     def save(
         self, state: Any, directory: str | os.PathLike[str], *, step: int | None = None, max_to_keep: int | None = None
     ) -> Save:
         """Writes `state`, a pytree of handles, to a checkpoint; see `Session.save`."""
-        return self._state.save(state, directory, step=step, max_to_keep=max_to_keep)
+        return self._saves.save(state, directory, step=step, max_to_keep=max_to_keep)
 
     def restore(self, directory: str | os.PathLike[str], *, step: int | None = None, like: Any = None) -> Any:
         """A checkpoint in handles, laid out by this step's plan when the step is called; see `Session.restore`."""
-        return self._state.restore(directory, step=step, like=like)
+        return self._saves.restore(directory, step=step, like=like)
 
     def lower(self, /, *args: Any, **kwargs: Any) -> Program:
         """The HLO text of the call, with names of arguments and outputs; nothing is sent or run.
@@ -269,7 +273,7 @@ class Step:
                 f"{self._function.name} is a program already", remedy="keep its text: step.lower(…).hlo_text"
             )
         names = self._lower(signature).output_names
-        exported = self._function.export(signature, names, platform=self._state.info.platform)
+        exported = self._function.export(signature, names, platform=self._cluster.info.platform)
         try:
             Path(path).write_bytes(exported)
         except OSError as error:
@@ -286,7 +290,7 @@ class Step:
         with self._announcement.ended_by_errors():
             leaves = self._lower(signature, announces=True).with_captured(leaves)
             with self._announcement:
-                program = self._state.steadily(prepare)
+                program = self._steps.steadily(prepare)
         self._start_trials()
         self._history.tell()
         return program.plan
@@ -302,23 +306,24 @@ class Step:
         Raises PlanError before the first call, OptionError on a wrong option, and the errors of planning, compiling and
         moving. After an error the plan before goes on.
         """
-        return self._state.steadily(lambda: self._replan(options))
+        return self._steps.steadily(lambda: self._replan(options))
 
     def _replan(self, options: UserOptions) -> Plan | PipelinePlan:
         self._leave_other_nodes()
         self._require_program()
         builder, changed = change_options(self._builder, self._options, options)
-        successor = Step(self._state, self._function, changed, self._listener, builder, timeout_s=self._timeout_s)
+        successor = Step(self._session, self._function, changed, self._listener, builder, timeout_s=self._timeout_s)
         successor._history, successor._lowered = self._history, self._lowered
         signatures = [signature for signature, programs in self._programs.items() if programs]
         for signature in sorted(signatures, key=lambda each: each != self._main_signature):
             lowered, newest = self._lower(signature), self._programs[signature][-1]
             leaves: list[Any] = [None] * len(lowered.leaf_numbers)
+            arrays, specs = self._steps.arrays, lowered.leaf_specs
             for number in self._read_handles.get(signature, ()):
-                leaves[number] = RemoteArray(self._state, lowered.leaf_specs[number], place=newest.leaf_places[number])
+                leaves[number] = RemoteArray(arrays, specs[number], place=newest.leaf_places[number])
                 leaves[number]._is_owned = True
             for number in self._batch_leaves.get(signature, ()):
-                leaves[number] = RemoteArray(self._state, lowered.leaf_specs[number])
+                leaves[number] = RemoteArray(arrays, specs[number])
                 leaves[number]._is_batch = True
             successor._add_program(signature, lowered, leaves)
         main = successor._require_program()
@@ -371,7 +376,7 @@ class Step:
         """
         from shardwright.client.dumps import dump
 
-        return dump(self._state, self._require_program(), Path(directory))
+        return dump(self._cluster, self._require_program(), Path(directory))
 
     def __repr__(self) -> str:
         plan = "not planned yet" if self._main is None else describe_plan(self._main.plan)
@@ -387,7 +392,7 @@ class Step:
 
     def _prepare_program(self, signature: Hashable, leaves: list[Any], dynamic: Any) -> StepProgram:
         """A program for the call; handles may have to be resharded. `cancel` ends it."""
-        with self._state.master.preparation() as preparation:
+        with self._cluster.master.preparation() as preparation:
             self._preparing.add(preparation)
             try:
                 return self._make_program(signature, leaves, dynamic)
@@ -396,8 +401,8 @@ class Step:
 
     def _make_program(self, signature: Hashable, leaves: list[Any], dynamic: Any) -> StepProgram:
         programs = self._programs.setdefault(signature, [])
-        if self._layout_changes != self._state.layout_changes:
-            self._layout_changes = self._state.layout_changes
+        if self._layout_changes != self._steps.layout_changes:
+            self._layout_changes = self._steps.layout_changes
             del programs[:-1]  # for layouts that are gone
         has_placed = any(
             isinstance(leaf, RemoteArray) and leaf._place not in self._left_places and self._may_stay(leaf)
@@ -407,7 +412,7 @@ class Step:
             return programs[-1]
         for leaf in leaves:
             if isinstance(leaf, RemoteArray) and leaf._pending is None:
-                self._state.usable_ids(leaf)
+                self._steps.arrays.usable_ids(leaf)
         self._function.check_arguments(dynamic)
         lowered = self._lower(signature)
         if self._main is not None:
@@ -454,7 +459,7 @@ class Step:
         choices = self._choices(lowered)
         if any(choice.options.plan_json for choice in choices):  # arrays move to where the plan has them
             return self._load(lowered, choices), choices
-        device_count = self._state.info.device_count
+        device_count = self._cluster.info.device_count
         placed = [
             replace(choice, options=pin_arrays(choice.options, lowered, leaves, self._main, device_count))
             for choice in choices
@@ -478,13 +483,13 @@ class Step:
         if self._main is None and (remembered := self._load_remembered(lowered, choices)) is not None:
             return remembered
         if not self._is_in_background or self._main is not None:
-            return self._state.prepare_fastest(lowered, choices, self._announcement)
+            return self._steps.programs.prepare(lowered, choices, self._announcement)
         try:
-            return self._state.prepare_fastest(lowered, choices, self._announcement, takes_first=True)
+            return self._steps.programs.prepare(lowered, choices, self._announcement, takes_first=True)
         except PlanError:
             if any(choice.options.deadline_s is not None for choice in choices):
                 raise
-            return self._state.prepare_fastest(lowered, choices, self._announcement)
+            return self._steps.programs.prepare(lowered, choices, self._announcement)
 
     def _load_remembered(self, lowered: Program, choices: Sequence[PlanChoice]) -> StepProgram | None:
         """The program of the plan that an earlier run measured the fastest; None where there was none."""
@@ -495,7 +500,7 @@ class Step:
             if row.is_kept:
                 try:
                     choice = change_choice(choices, row.changes)
-                    program = self._state.prepare_fastest(lowered, [choice], self._announcement)
+                    program = self._steps.programs.prepare(lowered, [choice], self._announcement)
                 except (KeyError, TypeError, AnnotationError, PlanError):
                     return None  # of another version: it is measured again
                 self._is_remembered = True
@@ -504,7 +509,7 @@ class Step:
         return None
 
     def _record_path(self, lowered: Program, choices: Sequence[PlanChoice]) -> Path | None:
-        return record_path(self._function.name, lowered.identity, choices, self._state.info.cluster)
+        return record_path(self._function.name, lowered.identity, choices, self._cluster.info.cluster)
 
     def _choices(self, lowered: Program) -> list[PlanChoice]:
         """The ways to plan a program: the user's options, or what the builder makes of its variables.
@@ -516,7 +521,7 @@ class Step:
         choices = list_choices(
             self._builder,
             options if self._main is None else replace(options, plan_json=""),
-            self._state.info.cluster,
+            self._cluster.info.cluster,
             lambda: (parse(lowered.hlo_text), lowered.argument_names, lowered.aliases),
         )
         main = self._main
@@ -533,12 +538,12 @@ class Step:
         if lowered is None:
             if announces:
                 self._announcement.begin()
-            lowered = self._function.lower(signature, platform=self._state.info.platform)
+            lowered = self._function.lower(signature, platform=self._cluster.info.platform)
             self._lowered[signature] = lowered
         return lowered
 
     def _may_stay(self, handle: RemoteArray) -> bool:
-        return may_stay(handle._place, self._state.info.device_count)
+        return may_stay(handle._place, self._cluster.info.device_count)
 
     def _require_program(self) -> StepProgram:
         if self._main is None:
@@ -553,7 +558,7 @@ class Step:
     def _leave_other_nodes(self) -> None:
         """Forget plans for nodes of before."""
         main = self._main
-        if main is None or main.epoch == self._state.epoch:
+        if main is None or main.epoch == self._cluster.epoch:
             return
         self._end_trials()
         self._options = replace(self._options, plan_json="")  # it is for as many devices as there were
@@ -562,7 +567,9 @@ class Step:
         self._read_handles.clear()
         self._left_places.clear()
         self._history.begin()
-        self._history.add("other nodes", f"{self._state.info.device_count} devices; before: {describe_plan(main.plan)}")
+        self._history.add(
+            "other nodes", f"{self._cluster.info.device_count} devices; before: {describe_plan(main.plan)}"
+        )
 
     def _plan_again(self, signature: Hashable, leaves: Sequence[Any]) -> StepProgram:
         """A program for a call that is made again on other nodes. Raises the planner's error, with what to change."""
@@ -576,7 +583,7 @@ class Step:
         try:
             return self._add_program(signature, self._lower(signature), leaves)
         except (AnnotationError, OptionError, PlanError) as error:
-            count = self._state.info.device_count
+            count = self._cluster.info.device_count
             raise type(error)(
                 f"{self._function.name} cannot be planned for the {count} devices that are left: {error.message}",
                 where=error.where,
@@ -615,11 +622,11 @@ class Step:
             running_choice=first.choice,
             is_first=first.is_first,
             is_measured=self._is_measured,
-            cluster=self._state.info.cluster,
+            cluster=self._cluster.info.cluster,
         )
         self._trials = PlanTrials(
             self,
-            self._state.master,
+            self._cluster.master,
             search,
             Trial(
                 name=first.choice,
@@ -630,7 +637,7 @@ class Step:
             ),
             self._history,
             signature=self._main_signature,
-            layout_changes=self._state.layout_changes,
+            layout_changes=self._steps.layout_changes,
         )
 
     def _end_trials(self) -> None:
@@ -647,23 +654,23 @@ class Step:
                 self._try(trials, alternative, leaves)
             elif (near := trials.take_near()) is not None:
                 if self._return_to(near.plans, leaves):
-                    trials.begin(near, self._state.layout_changes)
+                    trials.begin(near, self._steps.layout_changes)
             else:
                 self._settle(trials, leaves)
 
     def _try(self, trials: PlanTrials[_Plans], alternative: Alternative, leaves: Sequence[Any]) -> None:
         """The alternative runs from now on, and is measured."""
         main = self._require_program()
-        if main.epoch != self._state.epoch:
+        if main.epoch != self._cluster.epoch:
             self._end_trials()
             return
-        program = self._state.program_cache.adopt(main.lowered, alternative.choices, alternative.loaded)
-        if trials.layout_changes != self._state.layout_changes:
+        program = self._steps.programs.adopt(main.lowered, alternative.choices, alternative.loaded)
+        if trials.layout_changes != self._steps.layout_changes:
             self._history.add("search ended", "the state lies otherwise by now, for another step")
             self._end_trials()
         elif self._move_or_stay(program, leaves):
             self._run_plans_of(replace(self._plans, programs={trials.signature: [program]}, main=program))
-            trials.begin(start_trial(alternative, self._plans), self._state.layout_changes)
+            trials.begin(start_trial(alternative, self._plans), self._steps.layout_changes)
             self._history.add("switched", describe_plan(program.plan), predicted_s=predicted_step_s(program.plan))
 
     def _return_to(self, plans: _Plans, leaves: Sequence[Any]) -> bool:
@@ -695,7 +702,7 @@ class Step:
 
     def _move_or_stay(self, program: StepProgram, leaves: Sequence[Any]) -> bool:
         """Whether the state of a call was moved to a program's layouts; else all stays as it is."""
-        self._state.raise_earlier_error()  # it is not the move's
+        self._steps.raise_earlier_error()  # it is not the move's
         donated = set(program.donated)
         mine = [
             leaf if isinstance(leaf, RemoteArray) and (number in donated or not leaf._is_owned) else None
@@ -717,7 +724,7 @@ class Step:
                 continue
             if leaf._place is not target:
                 wanted.setdefault(id(leaf), (leaf, target))
-        move_state(self._state, [leaf for leaf, _ in wanted.values()], [target for _, target in wanted.values()])
+        move_state(self._steps, [leaf for leaf, _ in wanted.values()], [target for _, target in wanted.values()])
 
     @property
     def _plans(self) -> _Plans:
@@ -733,8 +740,8 @@ class Step:
         self._options, self._builder = plans.options, plans.builder
         self._programs, self._main, self._main_signature = plans.programs, plans.main, plans.main_signature
         if self._main is not None and self._main.donated:
-            self._state.layout_changes += 1
-        self._layout_changes = self._state.layout_changes
+            self._steps.layout_changes += 1
+        self._layout_changes = self._steps.layout_changes
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
@@ -16,10 +16,10 @@ from shardwright.proto.v1 import master_pb2
 from shardwright.protocol import wire
 
 if TYPE_CHECKING:
+    from shardwright.client.array_store import ArrayStore
     from shardwright.client.checks import Checks
     from shardwright.client.placement import ExecutableEntry
     from shardwright.client.programs import ArgumentSource, StepProgram
-    from shardwright.client.session_state import SessionState
 
 #: An argument of at most so many bytes rides along with its step, …
 INLINE_BYTES = 64 << 10
@@ -51,40 +51,49 @@ class HoistedConstants:
 
     def __init__(self) -> None:
         self._ids: dict[ArgumentSource, tuple[int, int]] = {}  # losses of workers before, id
+        self._epoch = 0
 
-    def send(self, state: SessionState, program: StepProgram) -> dict[ArgumentSource, int]:
+    def send(self, arrays: ArrayStore, program: StepProgram) -> dict[ArgumentSource, int]:
         """Ids of a program's constants; what does not lie on the servers is uploaded."""
         sources = [source for source in program.sources if source.constant is not None]
-        losses = state.losses
+        if self._epoch != arrays.cluster.epoch:
+            self.forget()  # they are gone with the nodes that held them
+            self._epoch = arrays.cluster.epoch
+        losses = arrays.recovery.losses
         missing = [source for source in sources if self._ids.get(source, (-1, 0))[0] != losses]
         lost = [self._ids[source][1] for source in missing if source in self._ids]
         if lost:
-            state.releases.add(*lost)
-            state.await_workers()
+            arrays.free(*lost)
+            arrays.cluster.await_workers()
         values = [(source.constant, source.entry.layout) for source in missing if source.constant is not None]
-        for source, (array_id,) in zip(missing, state.upload(values), strict=True):
+        for source, (array_id,) in zip(missing, arrays.upload(values), strict=True):
             self._ids[source] = (losses, array_id)
         return {source: self._ids[source][1] for source in sources}
 
     def forget(self) -> None:
-        """They are gone with the nodes that held them."""
+        """All arrays are gone."""
         self._ids.clear()
 
 
 def build_request(
-    state: SessionState,
+    arrays: ArrayStore,
     program: StepProgram,
     leaves: Sequence[Any],
     wanted: Sequence[bool] | None,
     *,
+    constants: HoistedConstants,
+    copies: Mapping[int, int],
     is_traced: bool,
     checks: Checks,
 ) -> BuiltRequest:
-    """The request of a step; its arguments are sent, or ride along."""
+    """The request of a step; its arguments are sent, or ride along.
+
+    copies: arrays, by source, in the place of arguments that lie elsewhere (see `list_moves`).
+    """
     request = master_pb2.RunStepsRequest(
         executable_id=program.executable_id, trace=is_traced, check_nans=checks.nans, check_infs=checks.infs
     )
-    result_ids = [state.new_id() if wanted is None or wanted[entry.number] else 0 for entry in program.results]
+    result_ids = [arrays.new_id() if wanted is None or wanted[entry.number] else 0 for entry in program.results]
     outputs: list[tuple[int, ...]] = [()] * len(program.outputs)
     for array_id, entry in zip(result_ids, program.results, strict=True):
         if array_id:
@@ -92,10 +101,11 @@ def build_request(
     temporary: list[int] = []
     uploads: list[Upload] = []
     try:
-        request.arguments.extend(_send_arguments(state, program, leaves, request, temporary, uploads))
+        ids = _send_arguments(arrays, program, leaves, constants, copies, request, temporary, uploads)
     except BaseException:
-        state.releases.add(*temporary)
+        arrays.free(*temporary)
         raise
+    request.arguments.extend(ids)
     request.outputs.extend(result_ids)
     request.read_back.extend(outputs[number][0] for number in program.read_back if outputs[number])
     request.resendable.extend(upload.array_id for upload in uploads)
@@ -103,15 +113,15 @@ def build_request(
 
 
 def build_move(
-    state: SessionState, handles: Sequence[RemoteArray], places: Sequence[Placement]
+    arrays: ArrayStore, handles: Sequence[RemoteArray], places: Sequence[Placement]
 ) -> tuple[master_pb2.RunStepsRequest, list[tuple[int, ...]]]:
     """The request of a move, and the ids of the copies' parts."""
     request = master_pb2.RunStepsRequest()
-    new_ids = [tuple(state.new_id() for _ in parts_of(place)) for place in places]
+    new_ids = [tuple(arrays.new_id() for _ in parts_of(place)) for place in places]
     for handle, place, ids in zip(handles, places, new_ids, strict=True):
         assert handle._place is not None
         request.move.arrays.add(sources=_to_moved_parts(handle._place), targets=_to_moved_parts(place))
-        request.arguments.extend(state.usable_ids(handle))
+        request.arguments.extend(arrays.usable_ids(handle))
         request.outputs.extend(ids)
     return request, new_ids
 
@@ -129,9 +139,11 @@ def list_arrays(program: StepProgram, request: master_pb2.RunStepsRequest) -> li
 
 
 def _send_arguments(
-    state: SessionState,
+    arrays: ArrayStore,
     program: StepProgram,
     leaves: Sequence[Any],
+    constants: HoistedConstants,
+    copies: Mapping[int, int],
     request: master_pb2.RunStepsRequest,
     temporary: list[int],
     resendable: list[Upload],
@@ -146,15 +158,14 @@ def _send_arguments(
     uploads: list[Upload] = []
     inline_bytes = 0
     specs = program.lowered.leaf_specs
-    copies = _copy_arguments(state, program, leaves)
-    constants = state.constants.send(state, program)
+    constant_ids = constants.send(arrays, program)
     for number, source in enumerate(program.sources):
         if source.constant is not None:
-            ids.append(constants[source])
+            ids.append(constant_ids[source])
             continue
         leaf = leaves[source.leaf]
         if isinstance(leaf, RemoteArray):
-            array_id = copies.get(number) or _find_id(state, leaf, source.entry)
+            array_id = copies.get(number) or _find_id(arrays, leaf, source.entry)
             if array_id is not None:
                 ids.append(array_id)
                 if number in copies:
@@ -162,7 +173,7 @@ def _send_arguments(
                 continue
             leaf = np.asarray(leaf)
         value = part_of(host_value(leaf, specs[source.leaf]), source.entry)
-        array_id = state.new_id()
+        array_id = arrays.new_id()
         ids.append(array_id)
         temporary.append(array_id)
         if value.nbytes <= INLINE_BYTES and inline_bytes + value.nbytes <= INLINE_TOTAL_BYTES:
@@ -170,23 +181,23 @@ def _send_arguments(
             request.inline_arguments.add(array_id=array_id, layout=source.proto, data=bytes(as_bytes(value)))
         else:
             uploads.append(Upload(array_id=array_id, value=value, layout=source.entry.layout))
-    if _brings_all(state, leaves, uploads):
+    if _brings_all(arrays, leaves, uploads):
         uploads = [replace(upload, value=_private(upload.value)) for upload in uploads]
         resendable += uploads
         resendable += [
-            Upload(array_id=constants[source], value=source.constant, layout=source.entry.layout)
+            Upload(array_id=constant_ids[source], value=source.constant, layout=source.entry.layout)
             for source in program.sources
             if source.constant is not None
         ]
-    state.recovery.put(uploads, are_private=state.info.is_elastic and state.recovery.is_on)
+    arrays.recovery.put(uploads, are_private=arrays.cluster.info.is_elastic and arrays.recovery.is_on)
     return ids
 
 
-def _brings_all(state: SessionState, leaves: Sequence[Any], uploads: Sequence[Upload]) -> bool:
+def _brings_all(arrays: ArrayStore, leaves: Sequence[Any], uploads: Sequence[Upload]) -> bool:
     """Whether a step reads nothing of before: after a loss it can run again, if what it uploads is kept until then."""
     is_kept = sum(upload.value.nbytes for upload in uploads) <= RESENDABLE_BYTES
     has_handles = any(isinstance(leaf, RemoteArray) for leaf in leaves)
-    return is_kept and not (has_handles or state.recovery.is_on or state.info.is_elastic)
+    return is_kept and not (has_handles or arrays.recovery.is_on or arrays.cluster.info.is_elastic)
 
 
 def _private(value: np.ndarray) -> np.ndarray:
@@ -194,24 +205,25 @@ def _private(value: np.ndarray) -> np.ndarray:
     return np.array(value) if value.flags.writeable else value
 
 
-def _copy_arguments(state: SessionState, program: StepProgram, leaves: Sequence[Any]) -> dict[int, int]:
-    """Arrays, by source, of handles stored on one stage and read on another; workers hand them over."""
+def list_moves(
+    arrays: ArrayStore, program: StepProgram, leaves: Sequence[Any]
+) -> tuple[list[RemoteArray], dict[int, Placement]]:
+    """Handles stored on one stage and read on another, and where they are to be copied to, by source."""
     handles: list[RemoteArray] = []
     places: dict[int, Placement] = {}
     for number, source in enumerate(program.sources):
         leaf = leaves[source.leaf] if source.leaf >= 0 else None
-        if isinstance(leaf, RemoteArray) and _find_id(state, leaf, source.entry) is None and leaf._place is not None:
+        if isinstance(leaf, RemoteArray) and _find_id(arrays, leaf, source.entry) is None and leaf._place is not None:
             wanted = placement_of(source.entry)
             if can_be_moved(leaf._place, wanted):
                 handles.append(leaf)
                 places[number] = wanted
-    copy_ids, _ = state.submit_move(handles, list(places.values()), is_kept=False)
-    return {number: ids[0] for number, ids in zip(places, copy_ids, strict=True)}
+    return handles, places
 
 
-def _find_id(state: SessionState, handle: RemoteArray, entry: ExecutableEntry) -> int | None:
+def _find_id(arrays: ArrayStore, handle: RemoteArray, entry: ExecutableEntry) -> int | None:
     """The handle's array for the entry, or None when its layout differs."""
-    ids, place = state.usable_ids(handle), handle._place
+    ids, place = arrays.usable_ids(handle), handle._place
     if isinstance(place, RowParts):
         return ids[place.bounds.index(entry.rows)] if entry.rows in place.bounds else None
     return ids[0] if place is entry.layout else None

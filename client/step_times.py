@@ -7,7 +7,7 @@ from collections import deque
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from shardwright.client.stream import StepResult
+    from shardwright.client.step_result import StepResult
 
 #: Steps of a plan whose median is its time.
 MEASURED_STEPS = 20

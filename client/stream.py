@@ -10,7 +10,6 @@ from __future__ import annotations
 import logging
 import threading
 import time
-import weakref
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from queue import SimpleQueue
@@ -21,6 +20,7 @@ import numpy as np
 
 from shardwright.client.journal import Journal
 from shardwright.client.retries import describe_outage
+from shardwright.client.step_result import StepResult
 from shardwright.dtypes import to_dtype
 from shardwright.errors import (
     ServerDrainingError,
@@ -35,8 +35,7 @@ from shardwright.proto.v1 import master_pb2
 from shardwright.protocol import wire
 
 if TYPE_CHECKING:
-    from shardwright.client.arrays import RemoteArray
-    from shardwright.client.relocation import Call
+    from shardwright.client.calls import Call
     from shardwright.client.transfer import Upload
     from shardwright.plans.layouts import Layout
 
@@ -54,83 +53,6 @@ _TRANSIENT = (grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.CANCELLED, grpc.Statu
 
 class InterruptedByRecoveryError(Exception):
     """Nothing was sent: the session is being restored, maybe on other nodes. The caller begins again afterwards."""
-
-
-class StepResult:
-    """The future outcome of one step: its error or its small results, once `wait` returns."""
-
-    __slots__ = (
-        "_done",
-        "_interrupted",
-        "error",
-        "finished_s",
-        "handles",
-        "is_followed",
-        "is_repeated",
-        "is_seen",
-        "made",
-        "name",
-        "not_finite",
-        "number",
-        "run_s",
-        "traces",
-        "uploads",
-        "values",
-    )
-
-    def __init__(
-        self,
-        number: int,
-        name: str,
-        *,
-        is_followed: bool = False,
-        is_repeated: bool = False,
-        made: tuple[int, ...] = (),
-        interrupted: Callable[[], None] = lambda: None,
-    ) -> None:
-        self._interrupted = interrupted  # called when Ctrl-C ends a wait
-        self.number = number  # another one where the step is sent again after a loss
-        self.name = name
-        self.is_repeated = is_repeated  # whether it is run again after a loss
-        self.made = made  # ids of its outputs
-        self.uploads: Sequence[Upload] = ()  # arguments that can be written again, until it is answered
-        self.is_followed = is_followed  # whether somebody waits for it and tells of its error
-        self.error: ShardwrightError | None = None
-        self.is_seen = False  # whether the error was raised somewhere
-        self.values: dict[int, np.ndarray] = {}
-        self.handles: dict[int, weakref.ref[RemoteArray]] = {}  # by the first id of each; ids ascend with the results
-        self.run_s = 0.0
-        self.finished_s = 0.0  # when its answer came, by the monotonic clock
-        self.traces: tuple[master_pb2.StageTrace, ...] = ()  # where the request asked for them
-        self.not_finite: tuple[master_pb2.NotFinite, ...] = ()  # likewise
-        self._done = threading.Event()
-
-    def wait(self) -> None:
-        """Returns when the step has run; raises the step's error. Ctrl-C cancels what runs."""
-        self.wait_for_outcome()
-        if self.error is not None:
-            self.is_seen = True
-            raise self.error
-
-    def wait_for_outcome(self) -> None:
-        """Returns when the step has run, or failed. Ctrl-C cancels what runs."""
-        try:
-            self._done.wait()
-        except KeyboardInterrupt:
-            self.is_seen = True  # whoever ended the wait is not told once more
-            self._interrupted()
-            raise
-
-    @property
-    def is_done(self) -> bool:
-        return self._done.is_set()
-
-    def finish(self, error: ShardwrightError | None) -> None:
-        """It has run, or failed; a step that runs again after a loss may fail later."""
-        self.error = self.error or error
-        self.uploads = ()
-        self.finished_s = time.monotonic()
-        self._done.set()
 
 
 class Guard(Protocol):

@@ -103,7 +103,7 @@ def scope(
         yield
     if session is None:
         return
-    births.settle(session._state, born.variables)
+    births.settle(session._state.steps, born.variables)
     for model in born.models:
         training.attach(model, session, checked, builder, layouts=layouts, progress=progress)
 

@@ -13,11 +13,11 @@ from scripts.import_graph import (
 )
 
 #: Files in the largest circle of imports, type-only ones counted. Only ever lowered.
-LARGEST_CIRCLE = {"client": 36, "server": 1}
+LARGEST_CIRCLE = {"client": 4, "server": 1}
 
 #: Public methods and properties of a class, at most, in these rooms; and classes that have more.
 MOST_METHODS = 25
-LARGER_CLASSES = {"client.session_state.SessionState": 42, "server.master.formation.Formation": 26}
+LARGER_CLASSES = {"server.master.formation.Formation": 26}
 
 
 def test_circles_are_found() -> None:

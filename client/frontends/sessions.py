@@ -15,4 +15,4 @@ def require_session(session: Any) -> None:
         raise OptionError(
             f"session is a {type(session).__name__}", where="session", remedy="pass what shardwright.connect() returns"
         )
-    session._state.require_open()
+    session._state.cluster.require_open()

@@ -12,15 +12,15 @@ from shardwright.client.arrays import RemoteArray
 from shardwright.client.initializer import PendingInit
 
 if TYPE_CHECKING:
-    from shardwright.client.session_state import SessionState
+    from shardwright.client.step_queue import StepQueue
 
 
-def upload(session: SessionState, arrays: Sequence[np.ndarray]) -> list[RemoteArray]:
+def upload(steps: StepQueue, arrays: Sequence[np.ndarray]) -> list[RemoteArray]:
     """Handles of new arrays, 64-bit ones included: they are sent when a step first needs them, in its layouts."""
     if not arrays:
         return []
     with jax.enable_x64(True):
-        return list(PendingInit(session, initial_values, (tuple(arrays),)).handles())
+        return list(PendingInit(steps, initial_values, (tuple(arrays),)).handles())
 
 
 def initial_values(values: tuple[Any, ...]) -> tuple[Any, ...]:

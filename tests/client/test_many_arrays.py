@@ -111,7 +111,8 @@ def test_what_went_wrong_with_a_leaf_is_said_when_that_leaf_is_read(own: sw.Sess
 
 
 def test_an_announced_handle_lives_no_longer_than_its_user_wants(own: sw.Session, add: Any) -> None:
-    others = {id(handle) for handle in own._state._reader.list_announced()}  # of tests before, in the same session
+    reader = own._state.arrays._reader
+    others = {id(handle) for handle in reader.list_announced()}  # of tests before, in the same session
     state = add(leaves(), np.float32(1))
     for handle in state.values():
         handle.copy_to_host_async()
@@ -121,7 +122,7 @@ def test_an_announced_handle_lives_no_longer_than_its_user_wants(own: sw.Session
     del handle, state
     gc.collect()
     assert all(reference() is None for reference in gone)
-    assert {id(handle) for handle in own._state._reader.list_announced()} <= others
+    assert {id(handle) for handle in reader.list_announced()} <= others
     assert comes_down_to(own, before - COUNT)
     assert first[0] == 1
 

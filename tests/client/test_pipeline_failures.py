@@ -58,10 +58,10 @@ def test_a_task_that_raises_ends_the_step_on_all_workers_and_is_named(session: s
         layout = source.entry.layout
         if layout.view_of is not None and layout.first_device:  # what stage 1 takes of the batch: of another type
             layout = replace(layout, element_type="s32")
-        request.arguments.extend(*session._state.upload([(np.zeros(layout.user_shape, layout.dtype), layout)]))
-    request.outputs.extend(session._state.new_id() for _ in program.results)
+        request.arguments.extend(*session._state.arrays.upload([(np.zeros(layout.user_shape, layout.dtype), layout)]))
+    request.outputs.extend(session._state.arrays.new_id() for _ in program.results)
     with pytest.raises(sw.ExecutionError, match=r"takes float32.*not int32") as caught:
-        session._state.submit(request, "broken", is_followed=True).wait()
+        session._state.steps.submit(request, "broken", is_followed=True).wait()
     assert caught.value.where.startswith("stage 1, task ")
     assert "of micro-batch 0" in caught.value.where
 

@@ -2,19 +2,20 @@
 
 from __future__ import annotations
 
-import weakref
 from collections.abc import Iterator
 from types import SimpleNamespace
 from typing import Any, cast
 
 import pytest
 
+from shardwright.client.cluster_view import ClusterView
 from shardwright.client.connection import MasterConnection
+from shardwright.client.handles import Handles
 from shardwright.client.journal import Journal
 from shardwright.client.protection import FAILED_SNAPSHOTS, Protection
 from shardwright.client.recovery import Recovery
-from shardwright.client.session_state import SessionState
-from shardwright.client.stream import StepResult, StepStream
+from shardwright.client.step_result import StepResult
+from shardwright.client.stream import StepStream
 from shardwright.errors import SnapshotLostError, WorkerLostError
 from shardwright.plans.layouts import Layout
 from shardwright.proto.v1 import master_pb2
@@ -124,15 +125,24 @@ class _Replies:
 def test_a_session_that_lost_all_is_protected_again_by_its_next_call(caplog: pytest.LogCaptureFixture) -> None:
     servers = Servers()
     stream = StepStream(servers.run_steps, "s", reconnect_s=5.0)
-    session = SimpleNamespace(take_nodes=lambda nodes: None, epoch=0, kept=SimpleNamespace(is_lost=False))
-    master = cast(
-        MasterConnection,
-        SimpleNamespace(
-            status=servers.status, require_session=servers.require_session, info=SimpleNamespace(is_elastic=False)
-        ),
+    master = SimpleNamespace(status=servers.status, require_session=servers.require_session)
+    cluster = SimpleNamespace(
+        master=master, info=SimpleNamespace(is_elastic=False), take_nodes=lambda nodes: None, epoch=0
     )
-    state = cast("weakref.ref[SessionState]", lambda: session)
-    recovery = Recovery(master, stream, lambda uploads, may_retry: None, state)
+    lost_states = []
+
+    def lose_kept() -> bool:
+        lost_states.append("kept")
+        return True
+
+    recovery = Recovery(
+        cast(ClusterView, cluster),
+        Handles(cast(MasterConnection, master), stream),
+        stream,
+        lambda uploads, may_retry: None,
+        relocate=lambda base, entries, check: 0,
+        lose_kept=lose_kept,
+    )
     assert not recovery.begin(5)
     wait_until(lambda: bool(servers.heard))
     recovery.note_loss(WorkerLostError("the executors were lost"))
@@ -142,7 +152,7 @@ def test_a_session_that_lost_all_is_protected_again_by_its_next_call(caplog: pyt
     assert isinstance(error, SnapshotLostError)
     assert "not protected now" in error.remedy
     assert "call keep again" in error.remedy
-    assert session.kept.is_lost
+    assert lost_states
     recovery.begin_again()
     assert recovery.is_on
     assert "protected anew" in caplog.text

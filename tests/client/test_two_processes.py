@@ -136,7 +136,8 @@ def test_arrays_on_parts_of_the_cluster_are_saved_and_restored_elsewhere(cluster
     value, spec = np.arange(72, dtype=np.float32).reshape(12, 6), array_spec((12, 6), np.dtype("float32"))
     places: list[Placement] = [on(0, 12), on(4, 12), on(2, 12), apart(0, 4), apart(4, 8)]
     for here, there in zip(places, [*places[1:], places[0]], strict=True):
-        handle = RemoteArray(cluster._state, spec, ids=cluster._state.upload([(value, here)])[0], place=here)
+        arrays = cluster._state.arrays
+        handle = RemoteArray(arrays, spec, ids=arrays.upload([(value, here)])[0], place=here)
         cluster.save({"stage": handle}, tmp_path).wait()
         restored = cluster.restore(tmp_path)["stage"]
         restored._pending.materialize({id(restored): there})
@@ -168,8 +169,8 @@ def test_many_leaves_come_from_both_nodes_together(cluster: sw.Session) -> None:
     own, calls = open_recorded(cluster)
     with own:
         handles = {
-            name: RemoteArray(own._state, spec, ids=ids, place=place)
-            for name, ids, (_, place) in zip(state, own._state.upload(values), values, strict=True)
+            name: RemoteArray(own._state.arrays, spec, ids=ids, place=place)
+            for name, ids, (_, place) in zip(state, own._state.arrays.upload(values), values, strict=True)
         }
         jax.tree.map(np.testing.assert_array_equal, jax.device_get(handles), state)
         assert calls.count("FetchArrays") == 2, "one call to each node"

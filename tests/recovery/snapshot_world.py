@@ -17,7 +17,7 @@ from typing import Any, cast
 
 from shardwright.client.journal import Journal, ReleasedArrays, SentStep
 from shardwright.client.protection import Protection, Snapshot
-from shardwright.client.stream import StepResult
+from shardwright.client.step_result import StepResult
 from shardwright.errors import ShardwrightError, SnapshotLostError, StateStoreError, WorkerLostError
 from shardwright.proto.v1 import master_pb2
 from shardwright.server.limits import Limits

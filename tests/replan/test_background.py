@@ -14,8 +14,8 @@ from typing import Any
 import pytest
 
 import shardwright as sw
+from shardwright.client.step_result import StepResult
 from shardwright.client.step_times import StepTimes
-from shardwright.client.stream import StepResult
 from shardwright.progress import PlanProgress
 from tests.replan.training import Run, batch, train
 

@@ -21,7 +21,7 @@ from keras.src.backend.jax.trainer import JAXTrainer
 from shardwright.client.initializer import PendingInit
 
 if TYPE_CHECKING:
-    from shardwright.client.session_state import SessionState
+    from shardwright.client.step_queue import StepQueue
 
 
 class Births:
@@ -32,13 +32,13 @@ class Births:
         self.models: list[Any] = []
 
 
-def settle(session: SessionState, variables: Iterable[Any]) -> None:
+def settle(steps: StepQueue, variables: Iterable[Any]) -> None:
     """Gives every variable without a value a handle of its initializer's result in a session."""
     waiting = [variable for variable in variables if variable._value is None and variable._initializer is not None]
     if not waiting:
         return
     types = [(variable._initializer, variable._shape, variable._dtype) for variable in waiting]
-    handles = PendingInit(session, _initializers(types), ()).handles()
+    handles = PendingInit(steps, _initializers(types), ()).handles()
     for variable, handle in zip(waiting, handles, strict=True):
         variable._value = handle
         variable._initializer = None

@@ -37,7 +37,7 @@ def save(
     state: dict[str, Any] = {"variables": {path: _value(variable) for path, variable in _variables(model).items()}}
     if epoch is not None:
         state["epoch"] = np.int32(epoch)
-    return of_model.session.save(state, directory, step=step, max_to_keep=max_to_keep)
+    return of_model.session.saves.save(state, directory, step=step, max_to_keep=max_to_keep)
 
 
 def restore(model: Any, directory: str | os.PathLike[str], *, step: int | None = None) -> None:
@@ -47,11 +47,11 @@ def restore(model: Any, directory: str | os.PathLike[str], *, step: int | None =
     if optimizer is not None and not optimizer.built:
         with collect_births() as births:
             optimizer.build(model.trainable_variables)
-        settle(session, births.variables)
+        settle(session.steps, births.variables)
     variables = _variables(model)
     types = dict(zip(variables, variable_types(list(variables.values())), strict=True))
     try:
-        restored = session.restore(directory, step=step, like={"variables": types})
+        restored = session.saves.restore(directory, step=step, like={"variables": types})
     except CheckpointError as error:
         remedy = error.remedy or (
             "give the layers and the optimizer the names that they had (name=): Keras numbers unnamed ones in the "
@@ -132,9 +132,9 @@ class BackupAndRestore(keras.callbacks.BackupAndRestore):  # type: ignore[misc]
     def on_train_begin(self, logs: Any = None) -> None:
         """Restores the last backup of an unfinished run, and the epoch to go on with."""
         session = distribution_of(self.model).session
-        if not session.list_checkpoints(self.backup_dir):
+        if not session.saves.list_checkpoints(self.backup_dir):
             return
-        epoch = int(np.asarray(session.restore(self.backup_dir, step=None, like={"epoch": np.int32(0)})["epoch"]))
+        epoch = int(np.asarray(session.saves.restore(self.backup_dir, step=None, like={"epoch": np.int32(0)})["epoch"]))
         if epoch != _FINISHED:
             restore(self.model, self.backup_dir)
             self.model._initial_epoch = epoch

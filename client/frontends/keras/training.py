@@ -123,7 +123,7 @@ class DistributedModel:
         """As Keras' own; the variables that it makes, such as an optimizer's, are born on the servers."""
         with collect_births() as births, keep_handles():
             type(self.model)._symbolic_build(self.model, iterator=iterator, data_batch=data_batch)
-        settle(self.session, births.variables)
+        settle(self.session.steps, births.variables)
 
     def _make_function(self, kind: str, force: bool) -> Any:
         model = self.model
@@ -171,10 +171,10 @@ class DistributedModel:
             value = variable._value
             if not isinstance(value, RemoteArray):
                 value = local_value(variable)
-            elif value._state is not self.session:
+            elif value._store is not self.session.arrays:
                 value = np.asarray(value)
             elif id(value) in seen:  # assigned from another variable, as averages of weights are
-                (value,) = self.session.move([value.block_until_ready()], [_placement(value)])
+                (value,) = self.session.steps.move([value.block_until_ready()], [_placement(value)])
             seen.add(id(value))
             values.append(value)
         return values
@@ -185,12 +185,12 @@ class DistributedModel:
             variable
             for group in of_kind.groups[:2]
             for variable in group
-            if not (isinstance(variable._value, RemoteArray) and variable._value._state is self.session)
+            if not (isinstance(variable._value, RemoteArray) and variable._value._store is self.session.arrays)
         ]
         if not waiting:
             return
         values = tuple(local_value(variable) for variable in waiting)
-        handles = PendingInit(self.session, lambda *arrays: arrays, values).handles()
+        handles = PendingInit(self.session.steps, lambda *arrays: arrays, values).handles()
         for variable, handle in zip(waiting, handles, strict=True):
             variable._value = handle
 
@@ -276,7 +276,7 @@ def attach(
     former = vars(model).get(_ATTRIBUTE)
     if former is not None and former.session is not session._state:
         former.fetch_all()
-    settle(session._state, all_variables(model))
+    settle(session._state.steps, all_variables(model))
     DistributedModel(model, session, options, builder, Layouts(layouts), progress).attach()
 
 

@@ -51,7 +51,7 @@ class DistributedModel:
         self._options = options
         self._builder = builder
         self._progress = progress
-        self._store = store_of(self.session)
+        self._store = store_of(self.session.steps)
         self._steps: dict[str, TensorFlowStep] = {}
         self._traced: dict[str, int] = {}  # by kind: traces when variables were last watched
         self._is_trained = False

@@ -24,6 +24,7 @@ from shardwright.options.plan_options import PlanOptions
 if TYPE_CHECKING:
     from shardwright.client.checkpoints import Save
     from shardwright.client.session import Session
+    from shardwright.client.session_state import SessionState
     from shardwright.progress import PlanProgress
     from shardwright.user_plans import PipelinePlan, Plan
 
@@ -38,17 +39,17 @@ class TensorFlowStep:
 
     def __init__(
         self,
-        state: Any,
+        session: SessionState,
         function: TensorFlowFunction,
         options: PlanOptions,
         builder: Builder | None,
         progress: Callable[[PlanProgress], None] | None,
     ) -> None:
         self.name = function.name
-        self._session = state
+        self._session = session
         self._front_end = function
-        self._step = Step(state, self._front_end, options, progress, builder)
-        self._store: VariableStore = store_of(state)
+        self._step = Step(session, self._front_end, options, progress, builder)
+        self._store: VariableStore = store_of(session.steps)
 
     # ---- calls -----------------------------------------------------------------------------
 
@@ -112,7 +113,7 @@ class TensorFlowStep:
         """Writes the variables to a checkpoint on the servers' file system; see `Session.save`."""
         variables = self._require_variables()
         state = dict(zip(variables, self._store.take(list(variables.values())), strict=True))
-        return self._session.save(state, directory, step=step, max_to_keep=max_to_keep)  # type: ignore[no-any-return]
+        return self._session.saves.save(state, directory, step=step, max_to_keep=max_to_keep)
 
     def restore(self, directory: str | os.PathLike[str], *, step: int | None = None) -> None:
         """Takes the variables' values from a checkpoint of `save`; see `Session.restore`.
@@ -121,7 +122,7 @@ class TensorFlowStep:
         """
         variables = self._require_variables()
         types = {name: array_spec(tuple(v.shape), v.dtype.as_numpy_dtype).aval for name, v in variables.items()}
-        restored = self._session.restore(directory, step=step, like=types)
+        restored = self._session.saves.restore(directory, step=step, like=types)
         self._store.put(list(variables.values()), [restored[name] for name in variables])
 
     def _list_variables(self) -> list[tuple[str, Any]]:

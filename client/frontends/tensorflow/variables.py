@@ -17,7 +17,7 @@ from shardwright.client.arrays import RemoteArray
 from shardwright.client.frontends.uploads import upload
 
 if TYPE_CHECKING:
-    from shardwright.client.session_state import SessionState
+    from shardwright.client.step_queue import StepQueue
 
 _stores: weakref.WeakKeyDictionary[Any, VariableStore] = weakref.WeakKeyDictionary()
 
@@ -42,8 +42,8 @@ class _Entry:
 class VariableStore:
     """The variables of one session, shared by its steps."""
 
-    def __init__(self, session: SessionState) -> None:
-        self._session = weakref.ref(session)
+    def __init__(self, steps: StepQueue) -> None:
+        self._steps = weakref.ref(steps)
         self._entries: dict[int, _Entry] = {}
 
     def take(self, variables: Sequence[Any]) -> list[RemoteArray]:
@@ -52,9 +52,9 @@ class VariableStore:
         self._notice_assignments(entries)
         missing = [entry for entry in entries if entry.handle is None]
         if missing:
-            session = self._session()
-            assert session is not None  # a step of it is running
-            handles = upload(session, [np.array(entry.buffer) for entry in missing])
+            steps = self._steps()
+            assert steps is not None  # one of them is running
+            handles = upload(steps, [np.array(entry.buffer) for entry in missing])
             for entry, handle in zip(missing, handles, strict=True):
                 entry.handle = handle
         return [entry.handle for entry in entries if entry.handle is not None]
@@ -127,11 +127,11 @@ class VariableStore:
         entry.handle, entry.buffer, entry.is_newer = None, value, False
 
 
-def store_of(session: SessionState) -> VariableStore:
-    """The variables of a session's state."""
-    store = _stores.get(session)
+def store_of(steps: StepQueue) -> VariableStore:
+    """The variables of a session."""
+    store = _stores.get(steps)
     if store is None:
-        store = _stores[session] = VariableStore(session)
+        store = _stores[steps] = VariableStore(steps)
     return store
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import jax
 import jax.numpy as jnp
@@ -17,8 +17,11 @@ from shardwright.client.frontends.torch.tracing import trace
 from shardwright.client.initializer import PendingInit
 from shardwright.errors import ArrayError
 
+if TYPE_CHECKING:
+    from shardwright.client.step_queue import StepQueue
 
-def initialize(session: Any, model: Any, state: ModelState, init: Callable[[Any], Any] | None) -> None:
+
+def initialize(steps: StepQueue, model: Any, state: ModelState, init: Callable[[Any], Any] | None) -> None:
     """Handles of all tensors of the module; they are computed in the layouts of the first step.
 
     init: fills the module's tensors in place; without one each module's `reset_parameters` does. Raises ArrayError
@@ -60,7 +63,7 @@ def initialize(session: Any, model: Any, state: ModelState, init: Callable[[Any]
         return [jnp.array(output, copy=True) for output in outputs[: len(names)]]
 
     with jax.enable_x64(True):
-        handles = PendingInit(session, born, (seed, held)).handles()
+        handles = PendingInit(steps, born, (seed, held)).handles()
     state.values.update(zip(names, handles, strict=True))
 
 

@@ -10,7 +10,7 @@ import contextlib
 import weakref
 from collections import defaultdict
 from collections.abc import Iterator, Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
@@ -21,6 +21,9 @@ from shardwright.client.frontends.torch.dtypes import to_numpy, to_tensor
 from shardwright.client.frontends.torch.settings import Setting
 from shardwright.client.frontends.torch.tracing import TensorType
 from shardwright.errors import ArrayError, OptionError, UnsupportedProgramError
+
+if TYPE_CHECKING:
+    from shardwright.client.step_queue import StepQueue
 
 RANDOM = "random"
 
@@ -121,9 +124,9 @@ def share_state(owner: Any, session: Any, make: Any) -> Any:
     return of_owner[session]
 
 
-def upload(session: Any, group: StateGroup, arrays: Mapping[str, np.ndarray]) -> None:
+def upload(steps: StepQueue, group: StateGroup, arrays: Mapping[str, np.ndarray]) -> None:
     """Handles of new arrays in a group; see `uploads.upload`."""
-    group.values.update(zip(arrays, uploads.upload(session, tuple(arrays.values())), strict=True))
+    group.values.update(zip(arrays, uploads.upload(steps, tuple(arrays.values())), strict=True))
 
 
 def fetch(handles: Mapping[str, RemoteArray]) -> dict[str, Any]:

@@ -337,7 +337,7 @@ class TorchStep:
 
     def _require_state(self, *, takes_types: bool = False) -> None:
         """Names and types of the state; handles as well, unless types will do."""
-        self._session.require_open()
+        self._session.cluster.require_open()
         state = self._state
         for optimizer, of_optimizer in zip(self._optimizers, self._optimizer_states, strict=True):
             if not of_optimizer.entries:
@@ -345,15 +345,15 @@ class TorchStep:
         if takes_types:
             return
         if RANDOM not in state.values:
-            upload(self._session, state, {RANDOM: _key_of(state.seed)})
+            upload(self._session.steps, state, {RANDOM: _key_of(state.seed)})
         if any(name not in state.values for name in state.names):
             if any(tensor.is_meta for tensor in state.tensors.values()):
-                initialize(self._session, self._model, state, self._init)
+                initialize(self._session.steps, self._model, state, self._init)
             else:
-                upload(self._session, state, host_values(state.tensors))
+                upload(self._session.steps, state, host_values(state.tensors))
         for group in (*self._optimizer_states, *([self._scaler_state] if self._scaler_state else [])):
             if group.start:
-                upload(self._session, group, group.start)
+                upload(self._session.steps, group, group.start)
                 group.start = {}
 
     def sync(self) -> None:
@@ -420,10 +420,10 @@ class TorchStep:
                 of_optimizer.start = host_values(_entries(optimizer, of_optimizer, self._state.tensors))
         if "scaler" in state and self._scaler_state is not None:
             self._scaler.load_state_dict(state["scaler"])
-            upload(self._session, self._scaler_state, host_scaler(self._scaler))
-        upload(self._session, self._state, host_values(self._state.tensors))
+            upload(self._session.steps, self._scaler_state, host_scaler(self._scaler))
+        upload(self._session.steps, self._state, host_values(self._state.tensors))
         if "random" in state:
-            upload(self._session, self._state, {RANDOM: to_numpy(state["random"])})
+            upload(self._session.steps, self._state, {RANDOM: to_numpy(state["random"])})
 
     def export(self, path: str | os.PathLike[str], *batch: Any, **named: Any) -> None:
         """Writes what plain PyTorch or JAX load without this package, by the suffix of `path`.
@@ -459,12 +459,12 @@ class TorchStep:
     ) -> Save:
         """Writes the state to a checkpoint on the servers' file system; see `Session.save`."""
         self._require_state()
-        return self._session.save(self._handles(), directory, step=step, max_to_keep=max_to_keep)
+        return self._session.saves.save(self._handles(), directory, step=step, max_to_keep=max_to_keep)
 
     def restore(self, directory: str | os.PathLike[str], *, step: int | None = None) -> None:
         """Takes the state from a checkpoint of `save`; see `Session.restore`."""
         self._require_state()
-        restored = self._session.restore(directory, step=step, like=self._handles())
+        restored = self._session.saves.restore(directory, step=step, like=self._handles())
         for group, part in zip(self._groups(), restored, strict=True):
             group.values.update({name: part[_checkpoint_name(name)] for name in group.values})
 
