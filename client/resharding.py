@@ -92,6 +92,17 @@ def materialize(leaves: Sequence[Any], places: Sequence[Placement | None]) -> No
         pending.materialize(wanted)
 
 
+def move_leaves(steps: StepQueue, leaves: Sequence[RemoteArray | None], places: Sequence[Placement | None]) -> None:
+    """Moves handles, one for each leaf or none, to a program's layouts; see `move_state`."""
+    wanted: dict[int, tuple[RemoteArray, Placement]] = {}
+    for leaf, target in zip(leaves, places, strict=True):
+        if leaf is None or target is None or leaf._pending is not None or leaf.is_deleted():
+            continue
+        if leaf._place is not target:
+            wanted.setdefault(id(leaf), (leaf, target))
+    move_state(steps, [leaf for leaf, _ in wanted.values()], [target for _, target in wanted.values()])
+
+
 def move_state(steps: StepQueue, handles: Sequence[RemoteArray], places: Sequence[Placement]) -> None:
     """Moves computed handles on the servers, and waits for it; the handles stay the users'.
 

@@ -162,7 +162,7 @@ def test_arrays_on_devices_and_meshes_of_this_process(session: sw.Session) -> No
         jax.device_put(X, NamedSharding(explicit, PartitionSpec("d"))),
     ):
         np.testing.assert_allclose(np.asarray(step(array, X)), 2 * X + X.sum(), rtol=1e-5)
-    assert len(step._programs) == 1  # where an array lies is no part of the program
+    assert len(step._programs.plans.programs) == 1  # where an array lies is no part of the program
     with jax.set_mesh(auto), jax.disable_jit(), pytest.warns(SettingWarning, match="jax_disable_jit"):
         np.testing.assert_allclose(np.asarray(step(X, X)), 2 * X + X.sum(), rtol=1e-5)
 

@@ -144,7 +144,7 @@ def test_state_that_is_not_donated_settles(session: sw.Session) -> None:
     assert abs(float(loss) - float(expected_loss)) <= 1e-5
     assert distance(params, expected) <= 1e-5
     assert not old["w1"].is_deleted()
-    programs = next(iter(step._programs.values()))
+    programs = next(iter(step._programs.plans.programs.values()))
     assert len(programs) <= 2
 
 

@@ -47,7 +47,7 @@ def test_one_program_whatever_the_number_of_calls_and_the_plan_charges_no_inputs
         w, loss = step(w, next(data))
         other, other_loss = sent(other, sources.whole_batch(number, BATCH, 0))
         assert float(loss) == float(other_loss)
-    assert [len(programs) for programs in step._programs.values()] == [1]
+    assert [len(programs) for programs in step._programs.plans.programs.values()] == [1]
     assert step.plan.cost.communication_s < sent.plan.cost.communication_s
     moved_s = sum(collective.time_s for collective in step.plan.collectives)
     assert step.plan.cost.communication_s == pytest.approx(moved_s)
