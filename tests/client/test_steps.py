@@ -112,7 +112,7 @@ def test_programs_of_equal_text_are_planned_once(session: sw.Session) -> None:
     x = np.ones(8, np.float32)
     first(x)
     second(x)  # another line: the text holds the caller's
-    assert first._main.executable_id == second._main.executable_id
+    assert first._require_program().executable_id == second._require_program().executable_id
 
 
 def test_programs_of_equal_text_keep_their_own_constants_and_results(session: sw.Session) -> None:
