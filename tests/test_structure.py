@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import importlib
+import inspect
+
 import pytest
 
 from scripts.import_graph import (
@@ -18,6 +21,9 @@ LARGEST_CIRCLE = {"client": 4, "server": 1}
 #: Public methods and properties of a class, at most, in these rooms; and classes that have more.
 MOST_METHODS = 25
 LARGER_CLASSES = {"server.master.formation.Formation": 26}
+
+#: Lines of classes that have grown before.
+MOST_LINES = {"client.step.Step": 350, "client.session_state.SessionState": 150}
 
 
 def test_circles_are_found() -> None:
@@ -49,3 +55,10 @@ def test_classes_are_small(room: str) -> None:
     counts = count_public_methods(select_room(read_imports(), room))
     named = {name.removeprefix("shardwright."): count for name, count in counts.items()}
     assert {name: count for name, count in named.items() if count > LARGER_CLASSES.get(name, MOST_METHODS)} == {}
+
+
+@pytest.mark.parametrize("name", MOST_LINES)
+def test_classes_that_grew_stay_short(name: str) -> None:
+    module, _, class_name = f"shardwright.{name}".rpartition(".")
+    lines = inspect.getsource(getattr(importlib.import_module(module), class_name)).splitlines()
+    assert len(lines) <= MOST_LINES[name]
