@@ -14,7 +14,7 @@ from urllib.parse import urlsplit
 
 from shardwright.errors import ServerUnavailableError
 from shardwright.server.master import events as ev
-from shardwright.server.master import watchdog
+from shardwright.server.master import node_reports, watchdog
 from shardwright.server.master.statistics import RESULTS
 from shardwright.server.versions import jax_version, shardwright_version
 
@@ -130,7 +130,7 @@ def _cluster(master: Master, now_s: float) -> Iterator[Metric]:
     yield _gauge("uptime_seconds", "Since the master was started.", now_s - master.started_s)
     summary = watchdog.summarize(state)
     yield _gauges("state", "1 for the state that the cluster is in.", ("state",), _one_hot(STATES, [summary]))
-    states = [formation.node_state(node) for node in formation.nodes]
+    states = [node_reports.node_state(formation, node) for node in formation.nodes]
     yield _gauges("nodes", "Nodes in each state.", ("state",), _one_hot(NODE_STATES, states))
     yield _counter("generations", "Starts of all executors.", formation.generation)
     head = watchdog.head(state)

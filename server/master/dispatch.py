@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections import deque
 
 from shardwright.errors import ShardwrightError
-from shardwright.server.master import drain, quarantine, reruns, snapshots, time_limits
+from shardwright.server.master import drain, node_reports, quarantine, reruns, snapshots, time_limits
 from shardwright.server.master import events as ev
 from shardwright.server.master.events import Commands
 from shardwright.server.master.session_records import QueuedRequest, StepOutcome
@@ -93,7 +93,7 @@ def _lateness(state: MasterState, session: Session, item: QueuedRequest) -> Shar
         return session.lateness(item, state.now_s)
     if not isinstance(item.request, ev.StepRequested) or not session.is_late(item, state.now_s):
         return None
-    return state.formation.not_ready(f"step {item.request.number}", state.limits.argument_wait_s)
+    return node_reports.not_ready(state.formation, f"step {item.request.number}", state.limits.argument_wait_s)
 
 
 def _can_run(state: MasterState, session: Session, step: ev.StepRequested) -> bool:

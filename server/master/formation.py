@@ -32,12 +32,10 @@ chooses when it starts. A node outside of the team may come and go.
 from __future__ import annotations
 
 import signal
-from dataclasses import dataclass, field
 from typing import Literal
 
 from shardwright.errors import (
     ClusterConfigError,
-    DeadlineError,
     ServerUnavailableError,
     ShardwrightError,
     WorkerLostError,
@@ -60,6 +58,7 @@ from shardwright.server.master.events import (
     StartExecutor,
     StopExecutor,
 )
+from shardwright.server.master.nodes import Identity, Member, NodeRecord, Pulse
 from shardwright.server.master.roster import Roster
 from shardwright.server.worker.exit_codes import CANNOT_START
 
@@ -67,70 +66,6 @@ _DAEMON_LOST = "its daemon ended, or its connection to the master broke"
 _STREAM_LOST = "its connection was lost"
 
 Phase = Literal["adopting", "waiting", "starting", "ready", "stopping"]
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Member:
-    """A node that contributes devices."""
-
-    index: int
-    address: str
-    device_count: int
-    data_port: int = 0  # 0: any
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Identity:
-    """What every node must agree on."""
-
-    cluster_hash: str
-    shardwright_version: str
-    jax_version: str
-
-
-@dataclass(slots=True)
-class Pulse:
-    """Since when a peer has been silent, in seconds of the awake clock; looked at once a tick."""
-
-    is_heard: bool = True
-    silent_s: float = 0.0
-    _heard_s: float = 0.0
-
-    def look(self, awake_s: float) -> float:
-        if self.is_heard:
-            self.is_heard, self._heard_s = False, awake_s
-        self.silent_s = awake_s - self._heard_s
-        return self.silent_s
-
-
-@dataclass(slots=True)
-class NodeRecord:
-    """daemon: its connection, or None. executor: whether one may be running, as far as is known.
-
-    executor_connection: its Execute stream, or None until it joined. pid, machine_code: of the executor. transfers:
-    calls at its data port that move contents. farewell: why its daemon is about to leave.
-    """
-
-    member: Member
-    daemon: int | None = None
-    coordinator_address: str = ""
-    executor: bool = False
-    executor_connection: int | None = None
-    data_address: str = ""
-    transfer_address: str = ""
-    snapshot_address: str = ""
-    snapshot_key: str = field(default="", repr=False)
-    data_port: int = 0
-    detail: str = ""
-    pid: int = 0
-    machine_code: str = ""
-    received: int = 0  # sequence number of the executor's last command, when it joined
-    transfers: int = 0
-    farewell: str = ""
-    busy: tuple[int, str] = (0, "")  # sequence number of what the executor has been busy with, and where in it
-    daemon_pulse: Pulse = field(default_factory=Pulse)
-    executor_pulse: Pulse = field(default_factory=Pulse)
-    is_daemon_silent: bool = False
 
 
 class Formation:
@@ -169,7 +104,7 @@ class Formation:
         self._failed_starts = 0  # in a row
         self._failing_since_s = now_s
         self._retry_s = now_s  # no start before
-        self._was_ready = False
+        self.was_ready = False
         self._is_halted = False
 
     def begin_adoption(self, generation: int, team: tuple[int, ...], now_s: float) -> bool:
@@ -177,7 +112,7 @@ class Formation:
 
         False, where nodes of their team belong to the cluster no more: then others are started at once.
         """
-        self.generation, self._was_ready, self._since_s = generation, True, now_s
+        self.generation, self.was_ready, self._since_s = generation, True, now_s
         if not team or not self.nodes.keys() >= set(team):
             return False
         self.phase, self.team = "adopting", team
@@ -223,58 +158,10 @@ class Formation:
         candidates = self.roster.candidates
         return candidates != frozenset(self.team) and len(candidates) >= self.roster.min_nodes
 
-    def node_state(self, index: int) -> str:
-        """Of a node of the team one of "waiting", "starting", "ready", "lost", for people.
-
-        Of another one: "joining", "away", or "left out".
-        """
-        record = self.nodes[index]
-        if index not in self.team:
-            assert self.roster is not None
-            if index in self.roster.left_out:
-                return "left out"
-            return "joining" if index in self.roster.candidates else "away"
-        if record.daemon is None and record.executor_connection is None:
-            return "lost" if self._was_ready else "waiting"
-        return "ready" if self.phase == "ready" else "starting"
-
-    def detail_of(self, index: int) -> str:
-        """A node's known details beyond its state, for people: the reason of its absence."""
-        record = self.nodes[index]
-        if index not in self.team:
-            return f"{record.member.address}: {record.detail}" if record.detail else record.member.address
-        if self._is_suspect(record):
-            return f"its executor, process {record.pid}, has been silent for {record.executor_pulse.silent_s:.0f} s"
-        if record.is_daemon_silent:
-            return f"its daemon has been silent for {record.daemon_pulse.silent_s:.0f} s; its executor goes on"
-        if record.daemon is not None or record.executor_connection is not None:
-            return record.detail
-        return f"{record.member.address}: {record.detail or 'it has not come yet'}"
-
-    def not_ready(self, what: str, waited_s: float) -> DeadlineError:
-        """The error of what has waited in vain for the executors."""
-        absent = [
-            record.member.index
-            for record in self.team_records
-            if record.daemon is None and record.executor_connection is None
-        ]
-        text = f"{what}: the workers were not ready within {waited_s:g} s"
-        if absent:
-            numbers = ", ".join(map(str, absent))
-            start = f"start launch_worker.sh with the same cluster file and task number {numbers}"
-            causes = [f"node {index} is missing ({self.detail_of(index)})" for index in absent]
-        else:
-            start = "start the nodes that the master's log misses"
-            causes = [] if self.last_loss is None else [self.last_loss.message]
-        return DeadlineError(
-            ": ".join((text, *filter(None, ["; ".join(causes)]))),
-            remedy=f"{start}, then run init again or restore a checkpoint",
-        )
-
     @property
     def has_suspects(self) -> bool:
         """Whether an executor has been silent for longer than it should."""
-        return any(self._is_suspect(record) for record in self.nodes.values())
+        return any(self.is_suspect(record) for record in self.nodes.values())
 
     @property
     def lacks_daemons(self) -> bool:
@@ -282,16 +169,10 @@ class Formation:
         is_smaller = len(self.team) < len(self.nodes)
         return is_smaller or any(record.daemon is None or record.is_daemon_silent for record in self.nodes.values())
 
-    def _is_suspect(self, record: NodeRecord) -> bool:
+    def is_suspect(self, record: NodeRecord) -> bool:
+        """Whether its executor has been silent for longer than it should."""
         is_silent = record.executor_pulse.silent_s > self._limits.silence_s / 3
         return record.executor_connection is not None and is_silent
-
-    def describe_executor(self, index: int, sequence: int) -> str:
-        """A node's executor, for people: its process, and where it is in the command of this number."""
-        record = self.nodes[index]
-        at, doing = record.busy
-        place = f"node {index} ({record.member.address}), process {record.pid}"
-        return f"{place}, {doing}" if at == sequence and doing else place
 
     # ---- daemons -----------------------------------------------------------
     def daemon_joined(self, event: DaemonJoined, now_s: float) -> list[Command]:
@@ -410,7 +291,7 @@ class Formation:
         if any(other.executor_connection is None for other in self.team_records):
             return []
         self.phase = "ready"
-        self._was_ready = True
+        self.was_ready = True
         self.silent_node = None
         self._failed_starts = 0
         for each in self.team_records:
@@ -441,7 +322,7 @@ class Formation:
         lines = event.last_lines.strip().splitlines()
         during = f", busy with {doing}" if doing else ""
         how = f"it ended with {_describe_exit(event.exit_code)}{during}" + (f": {lines[-1]}" if lines else "")
-        is_first = self.roster is None and not self._was_ready
+        is_first = self.roster is None and not self.was_ready
         is_final = self.phase == "starting" and event.exit_code == CANNOT_START and is_first
         commands = self._stop(record, how, now_s, is_final=is_final)
         if record.detail == _STREAM_LOST:  # now it is known why
@@ -532,7 +413,7 @@ class Formation:
 
     def _tick(self, now_s: float) -> list[Command]:
         waited_s = now_s - self._since_s
-        if self.phase == "waiting" and not self._was_ready and self._lacks_nodes() and waited_s > self._wait_s:
+        if self.phase == "waiting" and not self.was_ready and self._lacks_nodes() and waited_s > self._wait_s:
             names = ", ".join(f"{member.index} ({member.address})" for member in self.missing)
             error = ServerUnavailableError(
                 f"worker {names} did not come within {self._wait_s:g} s",
@@ -561,7 +442,7 @@ class Formation:
 
     def _notice_silent_daemon(self, record: NodeRecord, now_s: float) -> list[Command]:
         why = f"its daemon has been silent for {record.daemon_pulse.silent_s:.0f} s"
-        if record.executor_connection is None or self._is_suspect(record):
+        if record.executor_connection is None or self.is_suspect(record):
             return [*self._disconnect(record), *self._lose_daemon(record, why, now_s)]
         if record.is_daemon_silent:
             return []
@@ -611,7 +492,7 @@ class Formation:
         if self._failed_starts == 0:
             self._failing_since_s = now_s
         self._failed_starts += 1
-        if self._was_ready:
+        if self.was_ready:
             is_over = now_s - self._failing_since_s > limits.restart_patience_s
         else:
             is_over = self._failed_starts >= limits.start_attempts

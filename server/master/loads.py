@@ -14,7 +14,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from shardwright.errors import SessionError
-from shardwright.server.master import dispatch, drain, quarantine
+from shardwright.server.master import dispatch, drain, node_reports, quarantine
 from shardwright.server.master import events as ev
 from shardwright.server.master.events import Commands
 from shardwright.server.master.records import Pending
@@ -109,7 +109,7 @@ def end_waits(state: MasterState, session: Session) -> Commands:
         is_late = not session.is_open and state.now_s - executable.since_s > wait_s
         if is_late and executable.state == "loading":
             calls, executable.waiting_calls = executable.waiting_calls, []
-            error = state.formation.not_ready("the load of a program", wait_s)
+            error = node_reports.not_ready(state.formation, "the load of a program", wait_s)
             commands += [ev.Fail(call=call, error=error) for call in calls]
     return commands
 

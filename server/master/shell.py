@@ -28,8 +28,8 @@ from shardwright.server.master import machine, recovered, watchdog
 from shardwright.server.master.content_store import ContentStore, PlanRecord
 from shardwright.server.master.executables import compile_program, holders_of_snapshots, load_messages, peers_of
 from shardwright.server.master.figures import Figures
-from shardwright.server.master.formation import Identity, Member
 from shardwright.server.master.ledger import Contents, Ledger
+from shardwright.server.master.nodes import Identity, Member
 from shardwright.server.master.planning import FairQueue, PlannerPool, core_count
 from shardwright.server.master.programs import StoredProgram
 from shardwright.server.master.roster import Roster, elasticity_of

@@ -9,7 +9,8 @@ from shardwright.errors import ShardwrightError
 from shardwright.server.limits import Limits
 from shardwright.server.master import events as ev
 from shardwright.server.master.events import Commands
-from shardwright.server.master.formation import Formation, Identity, Member
+from shardwright.server.master.formation import Formation
+from shardwright.server.master.nodes import Identity, Member
 from shardwright.server.master.people import People
 from shardwright.server.master.records import Adoption, AwakeClock, Drain, Pending, Quarantine, Watchdog
 from shardwright.server.master.roster import Roster

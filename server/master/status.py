@@ -11,7 +11,7 @@ from shardwright.clusters.access_tokens import Caller
 from shardwright.log_lines import SESSION_DIGITS
 from shardwright.proto.v1 import master_pb2
 from shardwright.server.master import events as ev
-from shardwright.server.master import watchdog
+from shardwright.server.master import node_reports, watchdog
 from shardwright.server.versions import jax_version, shardwright_version
 
 if TYPE_CHECKING:
@@ -67,9 +67,9 @@ def _node(master: Master, node: master_pb2.Node) -> master_pb2.NodeStatus:
     has_executor = record.executor_connection is not None
     return master_pb2.NodeStatus(
         node=node,
-        state=formation.node_state(node.index),
+        state=node_reports.node_state(formation, node.index),
         generation=formation.generation,
-        detail=formation.detail_of(node.index),
+        detail=node_reports.detail_of(formation, node.index),
         host=figures.host,
         executor=figures.executor if has_executor else None,
         executor_pid=record.pid if has_executor else 0,

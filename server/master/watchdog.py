@@ -17,7 +17,7 @@ Ages are read from an `AwakeClock`. Functions on `MasterState`, as in `saves.py`
 from __future__ import annotations
 
 from shardwright.errors import DeadlineError, ShardwrightError, StepTimeoutError
-from shardwright.server.master import cancels, draining, transitions
+from shardwright.server.master import cancels, draining, node_reports, transitions
 from shardwright.server.master import events as ev
 from shardwright.server.master.events import Commands
 from shardwright.server.master.records import Pending
@@ -185,7 +185,9 @@ def _kind_of(step: ev.StepRequested) -> str:
 def _where(state: MasterState, item: Pending) -> str:
     """The nodes without an answer: process, and what it says that it is busy with."""
     nodes = sorted(item.waiting)
-    named = [state.formation.describe_executor(node, item.command.sequence) for node in nodes[:_MAX_NAMED]]
+    named = [
+        node_reports.describe_executor(state.formation, node, item.command.sequence) for node in nodes[:_MAX_NAMED]
+    ]
     more = len(nodes) - len(named)
     return "; ".join([*named, f"{more} more nodes"] if more else named)
 
@@ -196,7 +198,8 @@ def summarize(state: MasterState) -> str:
     if state.drain is not None:
         return "draining"
     if formation.phase != "ready":
-        return "degraded" if any(formation.node_state(node) == "lost" for node in formation.nodes) else "waiting"
+        states = [node_reports.node_state(formation, node) for node in formation.nodes]
+        return "degraded" if "lost" in states else "waiting"
     if find_stalled(state) is not None or formation.has_suspects:
         return "stalled"
     return "degraded" if formation.lacks_daemons else "ready"

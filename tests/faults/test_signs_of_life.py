@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from shardwright.errors import WorkerLostError
 from shardwright.server.master import events as ev
-from shardwright.server.master import watchdog
+from shardwright.server.master import node_reports, watchdog
 from tests.server.simulation import World, ready_world
 
 
@@ -17,7 +17,7 @@ def test_a_silent_executor_is_replaced_within_twenty_seconds() -> None:
     world.step(1, (1, 2), (3, 4))
     world.passes(6, silent={1})
     assert watchdog.summarize(world.state) == "stalled"
-    assert "process 1001, has been silent for" in world.state.formation.detail_of(1)
+    assert "process 1001, has been silent for" in node_reports.detail_of(world.state.formation, 1)
     assert not restarted(world)
     world.passes(10, silent={1})
     assert {stop.connection for stop in world.take(ev.StopExecutor)} == {10, 11}
@@ -33,7 +33,7 @@ def test_a_silent_daemon_costs_nothing_while_its_executor_is_heard() -> None:
     assert "node 1: its daemon has been silent for" in warning
     assert "its executor goes on" in warning
     assert watchdog.summarize(world.state) == "degraded"
-    assert world.state.formation.node_state(1) == "ready"
+    assert node_reports.node_state(world.state.formation, 1) == "ready"
     world.passes(60, silent_daemons={1})
     world.step(1, (1, 2), (3, 4))
     world.all_done()
@@ -59,7 +59,7 @@ def test_a_node_that_dies_is_noticed_at_once() -> None:
     world = ready_world()
     world.node_leaves(1)
     assert world.state.formation.phase == "stopping"
-    assert world.state.formation.node_state(1) == "lost"
+    assert node_reports.node_state(world.state.formation, 1) == "lost"
     assert "node 1 (host:1) was lost: its daemon ended" in str(world.state.sessions["s"].why_gone(1))
 
 
@@ -68,7 +68,7 @@ def test_a_node_that_freezes_whole_is_given_up_and_may_come_back() -> None:
     world.passes(16, silent={1}, silent_daemons={1})
     assert [stop.connection for stop in world.take(ev.StopExecutor)] == [10]
     assert [each.connection for each in world.take(ev.Disconnect)] == [11]
-    assert world.state.formation.node_state(1) == "lost"
+    assert node_reports.node_state(world.state.formation, 1) == "lost"
     world.executor_dies(0)
     world.daemon_joins(1, connection=31, executor_generation=1)
     assert {start.connection for start in world.take(ev.StartExecutor)} == {10, 31}
@@ -92,6 +92,6 @@ def test_an_executor_lost_while_its_daemon_is_silent_waits_for_the_daemon() -> N
     world.executor_dies(0)
     assert not world.take(ev.StartExecutor)
     world.passes(20, silent_daemons={1})
-    assert world.state.formation.node_state(1) == "lost"
+    assert node_reports.node_state(world.state.formation, 1) == "lost"
     world.daemon_joins(1, connection=31)
     assert len(world.take(ev.StartExecutor)) == 2

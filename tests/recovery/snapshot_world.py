@@ -23,8 +23,8 @@ from shardwright.proto.v1 import master_pb2
 from shardwright.server.limits import Limits
 from shardwright.server.master import events as ev
 from shardwright.server.master import machine, named, recovered
-from shardwright.server.master.formation import Member
 from shardwright.server.master.ledger import Ledger
+from shardwright.server.master.nodes import Member
 from shardwright.server.master.shell import _must_be_stored
 from shardwright.server.master.state import MasterState
 from shardwright.server.master.store import SessionRow, StateStore, StoredState

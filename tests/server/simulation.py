@@ -9,7 +9,7 @@ from typing import Any, TypeVar
 from shardwright.server.limits import Limits
 from shardwright.server.master import events as ev
 from shardwright.server.master import machine
-from shardwright.server.master.formation import Identity, Member
+from shardwright.server.master.nodes import Identity, Member
 from shardwright.server.master.state import MasterState
 
 IDENTITY = Identity(cluster_hash="h", shardwright_version="1", jax_version="2")

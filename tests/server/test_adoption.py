@@ -8,7 +8,7 @@ from shardwright.errors import AuthenticationError
 from shardwright.server.limits import Limits
 from shardwright.server.master import events as ev
 from shardwright.server.master import machine, recovered
-from shardwright.server.master.formation import Member
+from shardwright.server.master.nodes import Member
 from shardwright.server.master.roster import Elasticity, Roster
 from shardwright.server.master.state import MasterState
 from shardwright.server.master.store import SessionRow, StoredState

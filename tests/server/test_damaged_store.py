@@ -17,8 +17,8 @@ from shardwright.proto.v1 import master_pb2
 from shardwright.server.limits import Limits
 from shardwright.server.master import events as ev
 from shardwright.server.master import machine, recovered
-from shardwright.server.master.formation import Member
 from shardwright.server.master.ledger import Contents
+from shardwright.server.master.nodes import Member
 from shardwright.server.master.sessions import unknown_session
 from shardwright.server.master.state import MasterState
 from shardwright.server.master.store import (

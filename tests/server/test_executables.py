@@ -13,7 +13,8 @@ from shardwright.server.limits import Limits
 from shardwright.server.master import events as ev
 from shardwright.server.master.content_store import PlanRecord
 from shardwright.server.master.executables import compile_program, load_messages
-from shardwright.server.master.formation import Formation, Identity, Member
+from shardwright.server.master.formation import Formation
+from shardwright.server.master.nodes import Identity, Member
 from shardwright.xla import CompileService
 from shardwright.xla.machine_code import machine_code_target
 from tests.server.hand_plans import pipeline_plan

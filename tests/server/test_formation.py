@@ -6,6 +6,7 @@ import pytest
 
 from shardwright.errors import ClusterConfigError, ServerUnavailableError, WorkerLostError
 from shardwright.server.master import events as ev
+from shardwright.server.master import node_reports
 from shardwright.server.worker.exit_codes import CANNOT_START
 from tests.server.simulation import WAIT_S, World
 
@@ -83,7 +84,7 @@ def test_one_dead_executor_takes_the_generation_with_it() -> None:
     )
     for node in range(2):
         world.executor_joins(node)
-    assert not world.state.formation.detail_of(1), "of the one that is gone"
+    assert not node_reports.detail_of(world.state.formation, 1), "of the one that is gone"
 
 
 def test_a_lost_stream_is_explained_once_the_exit_is_known() -> None:
@@ -103,7 +104,7 @@ def test_a_daemon_that_left_is_waited_for() -> None:
     world.form()
     world.node_leaves(1)
     world.executor_dies(0)
-    assert world.state.formation.node_state(1) == "lost"
+    assert node_reports.node_state(world.state.formation, 1) == "lost"
     world.later(10 * WAIT_S)
     assert not world.take(ev.Halt), "a cluster that once ran waits for ever"
     world.daemon_joins(1)

@@ -16,7 +16,8 @@ from shardwright.server.limits import Limits
 from shardwright.server.master import events as ev
 from shardwright.server.master.content_store import PlanRecord
 from shardwright.server.master.executables import compile_program, load_messages, load_result
-from shardwright.server.master.formation import Formation, Identity, Member
+from shardwright.server.master.formation import Formation
+from shardwright.server.master.nodes import Identity, Member
 from shardwright.server.runtime.arrays import ArrayStore, local_positions
 from shardwright.server.runtime.executor import Executor
 from shardwright.server.runtime.transport import Endpoint

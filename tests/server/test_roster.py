@@ -8,8 +8,8 @@ import pytest
 
 from shardwright.server.limits import Limits
 from shardwright.server.master import events as ev
-from shardwright.server.master import machine, watchdog
-from shardwright.server.master.formation import Identity, Member
+from shardwright.server.master import machine, node_reports, watchdog
+from shardwright.server.master.nodes import Identity, Member
 from shardwright.server.master.roster import Elasticity, Roster
 from shardwright.server.master.state import MasterState
 
@@ -309,11 +309,11 @@ def test_the_others_go_on_without_a_node_that_does_not_come_back_and_it_joins_ag
     world.node_dies(2)
     world.settle(GRACE_S - 2)
     assert world.team == ()
-    assert world.state.formation.node_state(2) == "lost"
+    assert node_reports.node_state(world.state.formation, 2) == "lost"
     world.settle(4.0)
     assert world.team == (0, 1, 3)
     assert world.state.formation.devices == {0: range(2), 1: range(2, 4), 3: range(4, 6)}
-    assert world.state.formation.node_state(2) == "away"
+    assert node_reports.node_state(world.state.formation, 2) == "away"
     assert watchdog.summarize(world.state) == "degraded"
     world.daemon_joins(2)
     world.settle(2.0)
@@ -330,7 +330,7 @@ def test_a_node_outside_may_come_and_go() -> None:
     for _ in range(3):
         world.daemon_joins(3)
         world.settle(3.0)
-        assert world.state.formation.node_state(3) == "joining"
+        assert node_reports.node_state(world.state.formation, 3) == "joining"
         world.node_dies(3)
         world.settle(3.0)
     assert world.state.formation.generation == generation
@@ -355,7 +355,7 @@ def test_a_flapping_node_is_left_out_and_status_says_so() -> None:
         world.executor_dies(1)
         world.settle(6.0)
     assert world.team == (0, 2, 3)
-    assert world.state.formation.node_state(1) == "left out"
+    assert node_reports.node_state(world.state.formation, 1) == "left out"
     assert any("node 1 has failed 3 times in a row: it is left out" in text for text in world.logs)
     world.settle(60.0)
     assert world.team == (0, 1, 2, 3), "it gets one more try"
