@@ -78,8 +78,8 @@ class PlanSearch:
         if self.is_first:
             alternatives += self._prepare_searched(master, history, plan)
         if self.is_measured:
-            known = [self.running, *(alternative.loaded.plan for alternative in alternatives)]
-            alternatives += self._prepare_runner_ups(master, history, plan, known)
+            earlier_plans = [self.running, *(alternative.loaded.plan for alternative in alternatives)]
+            alternatives += self._prepare_runner_ups(master, history, plan, earlier_plans)
         return alternatives
 
     def _prepare_searched(self, master: MasterConnection, history: PlanHistory, plan: _Planning) -> list[Alternative]:
@@ -98,11 +98,11 @@ class PlanSearch:
         master: MasterConnection,
         history: PlanHistory,
         plan: _Planning,
-        known: Sequence[Plan | PipelinePlan],
+        earlier_plans: Sequence[Plan | PipelinePlan],
     ) -> list[Alternative]:
         """Those that can be planned, are unlike the known plans, and are predicted to be near; the nearest first."""
         planned: list[tuple[RunnerUp, str, Plan | PipelinePlan]] = []
-        contents = {_contents(each) for each in known}
+        contents = {_contents(each) for each in earlier_plans}
         for runner_up in list_runner_ups(self.choices, self.running_choice, self.running, self.cluster):
             try:
                 plan_id, other = plan(runner_up.choice.options)

@@ -103,14 +103,14 @@ class ArrayReader:
             yield other
 
     def _fetch(self, handles: list[RemoteArray]) -> list[np.ndarray | ShardwrightError]:
-        wanted = []
+        parts = []
         for handle in handles:
             if handle._place is None:
                 raise ArrayError("this array has not been placed yet")
-            wanted += [
+            parts += [
                 (array_id, layout) for array_id, (layout, _) in zip(handle._ids, parts_of(handle._place), strict=True)
             ]
-        results = iter(self._transfer.fetch(wanted))
+        results = iter(self._transfer.fetch(parts))
         return [_join_parts([next(results) for _ in handle._ids], handle) for handle in handles]
 
 

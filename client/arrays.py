@@ -24,8 +24,8 @@ if TYPE_CHECKING:
 class Pending(Protocol):
     """Source of an array that does not exist yet: an initializer before its run, a checkpoint before its read."""
 
-    def materialize(self, wanted: Mapping[int, Placement | None]) -> None:
-        """Makes it. wanted: the needed handles, by `id()`, with their placement (None: any)."""
+    def materialize(self, targets: Mapping[int, Placement | None]) -> None:
+        """Makes it. targets: the needed handles, by `id()`, with their placement (None: any)."""
 
 
 class Store(Protocol):

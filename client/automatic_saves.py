@@ -64,11 +64,11 @@ class AutomaticSaves:
     first: number of the state as it was kept; its later numbers count on from there.
     """
 
-    def __init__(self, saves: SessionSaves, kept: KeptState, policy: CheckpointPolicy, first: int) -> None:
+    def __init__(self, saves: SessionSaves, kept_state: KeptState, policy: CheckpointPolicy, first: int) -> None:
         self._saves = saves
-        self._kept = kept
+        self._kept = kept_state
         self._policy = policy
-        self._before = first - kept.updates
+        self._before = first - kept_state.updates
         self._saved, self._saved_s = first, time.monotonic()
         self._has_failed = False  # whether the save of the state of that number has
         self._is_overdue = False  # as it was lost with workers

@@ -196,8 +196,8 @@ def restore(steps: StepQueue, folder: str, *, step: int | None, like: Any) -> An
     tree, leaves = structure_of(like, _spec)
     where = f"{folder}/{step}"
     handles = []
-    for leaf, wanted in zip(trees.leaves_of(tree), leaves, strict=True):
-        spec = _spec_like(wanted, stored.get(leaf.name))
+    for leaf, like_leaf in zip(trees.leaves_of(tree), leaves, strict=True):
+        spec = _spec_like(like_leaf, stored.get(leaf.name))
         _check_type(leaf.name, spec, stored, where)
         handles.append(pending.handle(leaf.name, spec))
     return jax.tree.unflatten(jax.tree.structure(like), handles)

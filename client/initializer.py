@@ -51,13 +51,13 @@ class PendingInit:
         self._handles = [weakref.ref(handle) for handle in handles]
         return self._lowered.build_result(handles)
 
-    def materialize(self, wanted: Mapping[int, Placement | None]) -> None:
-        """Runs it, one program for each mesh. wanted: `id()` of a handle → placement."""
+    def materialize(self, targets: Mapping[int, Placement | None]) -> None:
+        """Runs it, one program for each mesh. targets: `id()` of a handle → placement."""
         with self._lock:
             if self._has_run:
                 return
             handles = {n: handle for n, handle in enumerate(ref() for ref in self._handles) if handle is not None}
-            places = {n: wanted.get(id(handle)) for n, handle in handles.items()}
+            places = {n: targets.get(id(handle)) for n, handle in handles.items()}
             parts: dict[int, dict[tuple[int, int] | None, RemoteArray]] = {}
             for part in _group_by_mesh(places, self._steps.cluster):
                 for output, result in zip(part.outputs, self._run(part), strict=True):

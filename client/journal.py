@@ -94,13 +94,13 @@ class Journal:
         self,
         request: master_pb2.RunStepsRequest,
         result: StepResult,
-        made: Iterable[tuple[int, Layout]],
+        new_arrays: Iterable[tuple[int, Layout]],
         consumed: Sequence[int],
         call: Call | None = None,
     ) -> None:
-        """A step that was sent. made: arrays that ride along, and its outputs."""
+        """A step that was sent. new_arrays: arrays that ride along, and its outputs."""
         self._forget(request.released)
-        self.live.update(made)
+        self.live.update(new_arrays)
         self._forget(consumed)
         self._add(SentStep(request, result, tuple(consumed), call, self._first_ids(request.released)))
 
@@ -112,9 +112,9 @@ class Journal:
         self._forget(ids)
         self._add(ReleasedArrays(tuple(ids), self._first_ids(ids)))
 
-    def note(self, made: Iterable[tuple[int, Layout]], consumed: Iterable[int] = ()) -> None:
+    def note(self, new_arrays: Iterable[tuple[int, Layout]], consumed: Iterable[int] = ()) -> None:
         """Arrays that are made and taken over by what is no entry: a replay."""
-        self.live.update(made)
+        self.live.update(new_arrays)
         self._forget(consumed)
 
     def _first_ids(self, ids: Iterable[int]) -> tuple[int, ...]:

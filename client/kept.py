@@ -93,27 +93,27 @@ def resume(steps: StepQueue, like: Any) -> Resumed | None:
     return None
 
 
-def _resume_from(steps: StepQueue, kept: master_pb2.KeptState, snapshot: int, like: Any) -> Resumed:
+def _resume_from(steps: StepQueue, message: master_pb2.KeptState, snapshot: int, like: Any) -> Resumed:
     """snapshot: number of the one that has the arrays; 0: they are there."""
     try:
-        description = json.loads(kept.description)
+        description = json.loads(message.description)
     except ValueError:
         raise SnapshotLostError(
             f"the description of what the session {steps.cluster.name!r} kept is damaged",
             remedy="restore a checkpoint, or run init again",
         ) from None
     tree = trees.from_json(description["tree"])
-    leaves, array_ids, arrays = list(trees.leaves_of(tree)), iter(kept.array_ids), list[KnownArray]()
+    leaves, array_ids, arrays = list(trees.leaves_of(tree)), iter(message.array_ids), list[KnownArray]()
     for leaf, stored in zip(leaves, description["arrays"], strict=True):
         place = _read_place(steps.arrays, stored)
         ids = tuple(next(array_ids) for _ in parts_of(place))
         spec = spec_of_stored(stored["type"], tuple(stored["shape"]), key_impl=leaf.key_impl, is_weak=leaf.is_weak)
         arrays.append(KnownArray(name=ids, spec=spec, ids=ids, place=place))
     handles = _restore(steps, snapshot, arrays) if snapshot else _take_over(steps, arrays)
-    steps.kept_updates = kept.updates
+    steps.kept_updates = message.updates
     by_name = {leaf.name: handle for leaf, handle in zip(leaves, handles, strict=True)}
     state = rebuild(tree, lambda leaf: by_name[leaf.name]) if like is None else _fill(like, handles)
-    return Resumed(state=state, updates=kept.updates, is_live=not snapshot)
+    return Resumed(state=state, updates=message.updates, is_live=not snapshot)
 
 
 def _take_over(steps: StepQueue, arrays: Sequence[KnownArray]) -> list[RemoteArray]:
@@ -145,8 +145,8 @@ def _restore(steps: StepQueue, snapshot: int, arrays: Sequence[KnownArray]) -> l
             for array, place in zip(arrays, places, strict=True)
         ]
         layouts = [layout for place in places for layout, _ in parts_of(place)]
-    made = list(zip(request.outputs, layouts, strict=True))
-    result = steps.submit(request, "the restore of a snapshot", made=made)
+    new_arrays = list(zip(request.outputs, layouts, strict=True))
+    result = steps.submit(request, "the restore of a snapshot", new_arrays=new_arrays)
     result.wait()
     handles = [
         RemoteArray(steps.arrays, array.spec, ids=ids, place=place, result=result)

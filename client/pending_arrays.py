@@ -46,22 +46,22 @@ class PendingArrays(ABC, Generic[Name]):
     def is_waiting(self, key: int) -> bool:
         return key in self._waiting
 
-    def materialize(self, wanted: Mapping[int, Placement | None]) -> None:
-        """Reads the waiting ones of `wanted` (`id()` of a handle → placement).
+    def materialize(self, targets: Mapping[int, Placement | None]) -> None:
+        """Reads the waiting ones of `targets` (`id()` of a handle → placement).
 
         Handles without a placement are split over all devices when the split is even.
         """
         with self._lock:
             chosen = []
-            for key in wanted.keys() & self._waiting.keys():
+            for key in targets.keys() & self._waiting.keys():
                 name, reference = self._waiting[key]
                 handle = reference()
                 if handle is not None:
-                    place = wanted[key] or even_layout(handle.spec, self._steps.cluster.info.device_count)
+                    place = targets[key] or even_layout(handle.spec, self._steps.cluster.info.device_count)
                     chosen.append((name, handle, place))
             if chosen:
                 self._read(sorted(chosen, key=lambda each: each[0]))
-            for key in wanted:  # not before they were asked for: the session may raise an earlier step's error
+            for key in targets:  # not before they were asked for: the session may raise an earlier step's error
                 self._waiting.pop(key, None)
 
     def _submit(
@@ -83,9 +83,9 @@ class PendingArrays(ABC, Generic[Name]):
             arrays += zip(new_ids[-1], (layout for layout, _ in parts), strict=True)
             for layout, first_row in parts:
                 add_part(request, name, layout, first_row)
-        read = [(name, handle.spec, ids) for ids, (name, handle, _) in zip(new_ids, chosen, strict=True)]
-        call = ReadCall(order=order, arrays=tuple(read), add_part=add_part)
-        result = self._steps.submit(request, title, made=arrays, call=call)
+        read_arrays = [(name, handle.spec, ids) for ids, (name, handle, _) in zip(new_ids, chosen, strict=True)]
+        call = ReadCall(order=order, arrays=tuple(read_arrays), add_part=add_part)
+        result = self._steps.submit(request, title, new_arrays=arrays, call=call)
         for ids, (_, handle, place) in zip(new_ids, chosen, strict=True):
             handle._adopt(RemoteArray(self._steps.arrays, handle.spec, ids=ids, place=place, result=result))
         return result
@@ -98,10 +98,10 @@ class PendingArray:
         self._origin = origin
         self._key = key
 
-    def materialize(self, wanted: Mapping[int, Placement | None]) -> None:
+    def materialize(self, targets: Mapping[int, Placement | None]) -> None:
         """Reads it, with the other wanted arrays of its origin."""
         if self._origin.is_waiting(self._key):
-            self._origin.materialize({self._key: None, **wanted})
+            self._origin.materialize({self._key: None, **targets})
 
 
 def even_layout(spec: ArraySpec, device_count: int) -> Layout:

@@ -42,10 +42,10 @@ def held_boxes(place: Placement, shape: tuple[int, ...]) -> dict[int, tuple[slic
     pieces: dict[int, list[Slices]] = {}
     for layout, first_row in parts_of(place):
         for position in layout.devices:
-            held = pieces.setdefault(position, [])
-            held += [shift_rows(piece.box, first_row) for piece in shard_pieces(layout, position)]
+            boxes = pieces.setdefault(position, [])
+            boxes += [shift_rows(piece.box, first_row) for piece in shard_pieces(layout, position)]
     nothing = tuple(slice(0, 0) for _ in shape)  # padding alone, or an array without elements
-    return {position: _bounding_box(held) if held else nothing for position, held in pieces.items()}
+    return {position: _bounding_box(boxes) if boxes else nothing for position, boxes in pieces.items()}
 
 
 def _bounding_box(boxes: Sequence[Slices]) -> Slices:
@@ -122,8 +122,8 @@ def can_be_moved(here: Placement, there: Placement) -> bool:
     before, after = _rows_as_stored(here), _rows_as_stored(there)
     if before is None or after is None or before[0] != after[0]:
         return False
-    (first, last), (wanted, end) = before[1], after[1]
-    return before[1] == after[1] or (isinstance(there, RowParts) and first <= wanted and end <= last)
+    (first, last), (start, end) = before[1], after[1]
+    return before[1] == after[1] or (isinstance(there, RowParts) and first <= start and end <= last)
 
 
 def _rows_as_stored(place: Placement) -> tuple[tuple[str, int, tuple[int, ...]], tuple[int, int]] | None:

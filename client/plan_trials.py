@@ -158,14 +158,14 @@ class PlanTrials(Generic[_Plans]):
 
     def rows(self) -> list[TuningRow]:
         """What was measured."""
-        kept = self.fastest()
+        fastest = self.fastest()
         return [
             TuningRow(
                 plan=trial.title,
                 changes=trial.changes,
                 predicted_s=trial.predicted_s,
                 measured_s=trial.measured_s,
-                is_kept=trial is kept,
+                is_kept=trial is fastest,
             )
             for trial in self.trials
         ]

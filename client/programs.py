@@ -113,11 +113,11 @@ def with_trees(plan: Plan | PipelinePlan, lowered: Program) -> Plan | PipelinePl
     """The plan with the structure of its function's calls, where they have one."""
     if isinstance(plan, PipelinePlan) or lowered.argument_tree is None:
         return plan
-    given = [number for number in lowered.leaf_numbers if number not in lowered.captured]
+    numbers = [number for number in lowered.leaf_numbers if number not in lowered.captured]
     calls = CallTrees(
         arguments=lowered.argument_tree,
         results=lowered.result_tree,
-        argument_leaves=tuple((number, len(spec.shape)) for number, spec in zip(given, lowered.specs, strict=True)),
+        argument_leaves=tuple((number, len(spec.shape)) for number, spec in zip(numbers, lowered.specs, strict=True)),
         result_leaves=tuple((number, len(lowered.results[number].shape)) for number in lowered.result_numbers),
     )
     return replace(plan, call=calls)

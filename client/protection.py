@@ -36,8 +36,8 @@ SKIPPED_SNAPSHOTS = 2
 class Snapshot:
     """live: arrays in it. position: entries of the journal before it. step: steps that the session had sent.
 
-    number: of its step, once it is complete; 0: of the beginning, when there was nothing. epoch: of the session. known:
-    arrays with handles, by the first ids of their names. result: of its step.
+    number: of its step, once it is complete; 0: of the beginning, when there was nothing. epoch: of the session.
+    named_arrays: arrays with handles, by the first ids of their names. result: of its step.
     """
 
     live: Layouts
@@ -45,7 +45,7 @@ class Snapshot:
     step: int
     epoch: int
     number: int = 0
-    known: Mapping[int, KnownArray] = field(default_factory=dict)
+    named_arrays: Mapping[int, KnownArray] = field(default_factory=dict)
     result: StepResult | None = None
 
     @property
@@ -137,13 +137,13 @@ class Protection:
         self.is_urgent = False
         return True
 
-    def note_all(self, sent_steps: int, known: Mapping[int, KnownArray]) -> Snapshot:
+    def note_all(self, sent_steps: int, arrays: Mapping[int, KnownArray]) -> Snapshot:
         """A snapshot of what there is now, not sent yet."""
         journal = self.journal
         if self.base is None:
             journal.drop_before(journal.position)  # there is nothing that it could follow
         live, at = dict(journal.live), journal.position
-        return Snapshot(live=live, position=at, step=sent_steps, epoch=journal.epoch, known=known)
+        return Snapshot(live=live, position=at, step=sent_steps, epoch=journal.epoch, named_arrays=arrays)
 
     def begin(self, snapshot: Snapshot, result: StepResult) -> None:
         """It was sent."""

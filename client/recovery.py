@@ -102,8 +102,8 @@ def require_repeatable(program: StepProgram) -> None:
 
 def _remedy_of_loss(error: ShardwrightError, *, has_kept: bool) -> str:
     """What to do after a loss that took all, and what is protected until then."""
-    kept = "; then call keep again: what the session kept is gone, and nothing is kept until then" if has_kept else ""
-    return f"{error.remedy}{kept}; the session is not protected now, and is again with the next call that makes arrays"
+    again = "; then call keep again: what the session kept is gone, and nothing is kept until then" if has_kept else ""
+    return f"{error.remedy}{again}; the session is not protected now, and is again with the next call that makes arrays"
 
 
 class LostAgainError(Exception):

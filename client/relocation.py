@@ -40,7 +40,7 @@ if TYPE_CHECKING:
 
 def relocate(steps: StepQueue, base: Snapshot, entries: Sequence[Entry], check: Callable[[], None]) -> int:
     """Restores a session, and makes again what it has sent since, on other nodes than before; see `Recovery`."""
-    relocation = Relocation(steps, base.number, base.known, check)
+    relocation = Relocation(steps, base.number, base.named_arrays, check)
     replayed = 0
     steps.begin_replay()
     try:
@@ -110,8 +110,8 @@ class Relocation:
             if isinstance(leaf, RemoteArray)
         )
         placed = place_leaves(steps, leaves, program, program.donated)
-        wanted = [bool(name) for name in call.outputs]
-        built = steps.build(program, placed, wanted, is_traced=call.is_traced, checks=call.checks)
+        output_mask = [bool(name) for name in call.outputs]
+        built = steps.build(program, placed, output_mask, is_traced=call.is_traced, checks=call.checks)
         built.request.timeout_s = call.timeout_s
         self.send(built.request, result, list_arrays(program, built.request), built.list_consumed(program))
         self._store.free(*built.temporary)
@@ -151,44 +151,44 @@ class Relocation:
 
     # ---- what calls need -------------------------------------------------------------------
 
-    def find(self, known: KnownArray) -> RemoteArray:
+    def find(self, array: KnownArray) -> RemoteArray:
         """A handle of an array; it has no place before `bring`."""
-        first = known.name[0]
+        first = array.name[0]
         entry = self._arrays.get(first)
-        if entry is not None and entry[0] == known.name:
+        if entry is not None and entry[0] == array.name:
             return entry[1]
-        if len(known.name) > 1 and all(part in self._arrays for part in known.name):
-            handle = self._join(known)
-        elif first in self._stored or all(part in self._uploads for part in known.name):
-            handle = RemoteArray(self._store, known.spec)
+        if len(array.name) > 1 and all(part in self._arrays for part in array.name):
+            handle = self._join(array)
+        elif first in self._stored or all(part in self._uploads for part in array.name):
+            handle = RemoteArray(self._store, array.spec)
         else:
             raise WorkerLostError(
-                f"an array of shape {list(known.spec.shape)} is in no snapshot, and no call made it",
+                f"an array of shape {list(array.spec.shape)} is in no snapshot, and no call made it",
                 remedy="run init again, or restore a checkpoint",
             )
-        self._arrays[first] = known.name, handle
+        self._arrays[first] = array.name, handle
         return handle
 
-    def _join(self, known: KnownArray) -> RemoteArray:
+    def _join(self, array: KnownArray) -> RemoteArray:
         """Several arrays as rows of one."""
-        assert isinstance(known.place, RowParts)
-        handles = [self._arrays.pop(part)[1] for part in known.name]
+        assert isinstance(array.place, RowParts)
+        handles = [self._arrays.pop(part)[1] for part in array.name]
         layouts = tuple(handle._place for handle in handles if isinstance(handle._place, Layout))
-        place = RowParts(layouts, known.place.bounds)
+        place = RowParts(layouts, array.place.bounds)
         ids = tuple(array_id for handle in handles for array_id in handle._ids)
         for handle in handles:
             handle._ids = ()
-        return RemoteArray(self._store, known.spec, ids=ids, place=place)
+        return RemoteArray(self._store, array.spec, ids=ids, place=place)
 
-    def bring(self, wanted: Iterable[tuple[RemoteArray, Placement | None]]) -> None:
+    def bring(self, targets: Iterable[tuple[RemoteArray, Placement | None]]) -> None:
         """Makes the arrays that are nowhere yet, at these places; None: any."""
         names = {id(handle): name for name, handle in self._arrays.values()}
         places: dict[int, tuple[RemoteArray, Placement]] = {}
-        for handle, place in wanted:
+        for handle, place in targets:
             if not handle._ids and id(handle) not in places:
                 places[id(handle)] = handle, place or self.default_place(handle.spec)
         request = master_pb2.RunStepsRequest(restore_snapshot=master_pb2.RestoreSnapshot(snapshot=self._snapshot))
-        made: list[tuple[int, Layout]] = []
+        new_arrays: list[tuple[int, Layout]] = []
         for handle, place in places.values():
             name = names[id(handle)]
             stored = self._stored.pop(name[0], None)
@@ -197,21 +197,21 @@ class Relocation:
                 (handle._ids,) = self._store.upload([(value, place)])
             else:
                 handle._ids = add_stored(self._store, request, stored, place)
-                made += zip(handle._ids, (layout for layout, _ in parts_of(place)), strict=True)
+                new_arrays += zip(handle._ids, (layout for layout, _ in parts_of(place)), strict=True)
             handle._place = place
         if request.outputs:
-            self.send(request, self._follow("the restore of a snapshot"), made)
+            self.send(request, self._follow("the restore of a snapshot"), new_arrays)
 
     def send(
         self,
         request: master_pb2.RunStepsRequest,
         result: StepResult,
-        made: Sequence[tuple[int, Layout]],
+        new_arrays: Sequence[tuple[int, Layout]],
         consumed: Sequence[int] = (),
     ) -> None:
         self._check()
-        result.made = tuple(array_id for array_id in request.outputs if array_id)
-        self._steps.resend(request, result, made, consumed)
+        result.output_ids = tuple(array_id for array_id in request.outputs if array_id)
+        self._steps.resend(request, result, new_arrays, consumed)
 
     def _follow(self, name: str) -> StepResult:
         result = StepResult(0, name, is_followed=True)
@@ -272,10 +272,10 @@ class Relocation:
             entry = self._arrays.pop(first, None)
             if entry is None or entry[0] != name:
                 continue
-            made = entry[1]
-            names[made._ids[0]] = name
-            handle.relocate(made._ids, made._place, is_settled=first not in unsettled)
-            made._ids = ()
+            own_handle = entry[1]
+            names[own_handle._ids[0]] = name
+            handle.relocate(own_handle._ids, own_handle._place, is_settled=first not in unsettled)
+            own_handle._ids = ()
         self._store.handles.rename(names)
 
     def _own_handles(self) -> Iterable[RemoteArray]:

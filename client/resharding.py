@@ -55,18 +55,18 @@ def place(steps: StepQueue, leaves: Sequence[Any], program: StepProgram, donated
     places; a handle of another step that is not donated to this one.
     """
     places = program.leaf_places
-    read = [(leaf, wanted) for leaf, wanted in zip(leaves, places, strict=True) if wanted or not is_unread_batch(leaf)]
-    materialize([leaf for leaf, _ in read], [wanted for _, wanted in read])
+    read = [(leaf, target) for leaf, target in zip(leaves, places, strict=True) if target or not is_unread_batch(leaf)]
+    materialize([leaf for leaf, _ in read], [target for _, target in read])
     placed = list(leaves)
     movers: dict[int, Placement] = {
-        number: wanted
-        for number, (leaf, wanted) in enumerate(zip(leaves, places, strict=True))
-        if isinstance(leaf, RemoteArray) and wanted is not None and leaf._place is not wanted
+        number: target
+        for number, (leaf, target) in enumerate(zip(leaves, places, strict=True))
+        if isinstance(leaf, RemoteArray) and target is not None and leaf._place is not target
     }
     if not movers:
         return placed
     moved = _move(steps, [leaves[number] for number in movers], list(movers.values()))
-    seen: set[int] = {id(leaf) for leaf, wanted in zip(leaves, places, strict=True) if _has_placement(leaf, wanted)}
+    seen: set[int] = {id(leaf) for leaf, target in zip(leaves, places, strict=True) if _has_placement(leaf, target)}
     for number, copy in zip(movers, moved, strict=True):
         if id(leaves[number]) in seen or (leaves[number]._is_owned and number not in donated):
             placed[number] = copy
@@ -76,31 +76,31 @@ def place(steps: StepQueue, leaves: Sequence[Any], program: StepProgram, donated
     return placed
 
 
-def _has_placement(leaf: Any, wanted: Placement | None) -> bool:
-    return isinstance(leaf, RemoteArray) and leaf._place is wanted
+def _has_placement(leaf: Any, target: Placement | None) -> bool:
+    return isinstance(leaf, RemoteArray) and leaf._place is target
 
 
 def materialize(leaves: Sequence[Any], places: Sequence[Placement | None]) -> None:
     """Runs pending initializers and reads pending checkpoints of `leaves`, straight into these places."""
-    wanted: dict[int, Placement | None] = {}
+    targets: dict[int, Placement | None] = {}
     waiting: dict[int, Pending] = {}
     for leaf, wish in zip(leaves, places, strict=True):
         if isinstance(leaf, RemoteArray) and leaf._pending is not None:
-            wanted[id(leaf)] = wanted.get(id(leaf)) or wish
+            targets[id(leaf)] = targets.get(id(leaf)) or wish
             waiting[id(leaf._pending)] = leaf._pending
     for pending in waiting.values():
-        pending.materialize(wanted)
+        pending.materialize(targets)
 
 
 def move_leaves(steps: StepQueue, leaves: Sequence[RemoteArray | None], places: Sequence[Placement | None]) -> None:
     """Moves handles, one for each leaf or none, to a program's layouts; see `move_state`."""
-    wanted: dict[int, tuple[RemoteArray, Placement]] = {}
+    movers: dict[int, tuple[RemoteArray, Placement]] = {}
     for leaf, target in zip(leaves, places, strict=True):
         if leaf is None or target is None or leaf._pending is not None or leaf.is_deleted():
             continue
         if leaf._place is not target:
-            wanted.setdefault(id(leaf), (leaf, target))
-    move_state(steps, [leaf for leaf, _ in wanted.values()], [target for _, target in wanted.values()])
+            movers.setdefault(id(leaf), (leaf, target))
+    move_state(steps, [leaf for leaf, _ in movers.values()], [target for _, target in movers.values()])
 
 
 def move_state(steps: StepQueue, handles: Sequence[RemoteArray], places: Sequence[Placement]) -> None:
@@ -160,16 +160,16 @@ def _move(
     on_mesh: dict[tuple[Mesh, int], list[int]] = {}
     between: list[int] = []
     copies: dict[int, RemoteArray] = {}
-    for number, (handle, wanted) in enumerate(zip(handles, places, strict=True)):
+    for number, (handle, target) in enumerate(zip(handles, places, strict=True)):
         assert handle._place is not None
-        mesh = _common_mesh(handle._place, wanted)
-        is_movable = can_be_moved(handle._place, wanted)
+        mesh = _common_mesh(handle._place, target)
+        is_movable = can_be_moved(handle._place, target)
         if mesh is not None and (compiles or not is_movable):
             on_mesh.setdefault(mesh, []).append(number)
         elif is_movable:
             between.append(number)
         else:
-            copies[number] = _move_view(steps, handle, wanted)
+            copies[number] = _move_view(steps, handle, target)
     copies.update(zip(between, steps.move([handles[n] for n in between], [places[n] for n in between]), strict=True))
     for numbers in on_mesh.values():
         layouts = [layout for layout in (places[n] for n in numbers) if isinstance(layout, Layout)]
@@ -177,18 +177,18 @@ def _move(
     return [copies[number] for number in range(len(handles))]
 
 
-def _move_view(steps: StepQueue, handle: RemoteArray, wanted: Placement) -> RemoteArray:
+def _move_view(steps: StepQueue, handle: RemoteArray, target: Placement) -> RemoteArray:
     """A copy of an array that is viewed in other dimensions, or parts of one: in the user's dimensions on its way."""
-    here, there = (_without_view(steps.arrays, place) for place in (handle._place, wanted))
+    here, there = (_without_view(steps.arrays, place) for place in (handle._place, target))
     if here is None or there is None or not can_be_moved(here, there):  # parts with views of their own
-        (ids,) = steps.arrays.upload([(np.asarray(handle), wanted)])
-        return RemoteArray(steps.arrays, handle.spec, ids=ids, place=wanted)
+        (ids,) = steps.arrays.upload([(np.asarray(handle), target)])
+        return RemoteArray(steps.arrays, handle.spec, ids=ids, place=target)
     if isinstance(here, Layout) and here is not handle._place:
         (handle,) = _move_on_servers(steps, [handle], [here])
     if here is not there:
         (handle,) = steps.move([handle], [there])
-    if isinstance(wanted, Layout) and there is not wanted:
-        (handle,) = _move_on_servers(steps, [handle], [wanted])
+    if isinstance(target, Layout) and there is not target:
+        (handle,) = _move_on_servers(steps, [handle], [target])
     return handle
 
 

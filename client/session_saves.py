@@ -38,7 +38,7 @@ class SessionSaves:
         return self._begin(save, self.last_save.begin)
 
     def save_kept(
-        self, kept: KeptState, directory: Directory, before: int, *, max_to_keep: int | None, waits: bool
+        self, kept_state: KeptState, directory: Directory, before: int, *, max_to_keep: int | None, waits: bool
     ) -> Save | None:
         """Saves the state that is kept, under the number of its updates and `before`.
 
@@ -48,8 +48,8 @@ class SessionSaves:
         def save() -> Save:
             with self._steps.lock:
                 return checkpoints.save_leaves(
-                    self._steps, kept.tree, kept.leaves, self._resolve(directory),
-                    step=kept.updates + before, max_to_keep=max_to_keep,
+                    self._steps, kept_state.tree, kept_state.leaves, self._resolve(directory),
+                    step=kept_state.updates + before, max_to_keep=max_to_keep,
                 )  # fmt: skip
 
         return self._begin(save, self.last_save.begin if waits else self.last_save.begin_if_done)

@@ -86,7 +86,7 @@ class StepQueue:
         self,
         program: StepProgram,
         leaves: Sequence[Any],
-        wanted: Sequence[bool] | None = None,
+        output_mask: Sequence[bool] | None = None,
         *,
         is_traced: bool = False,
         checks: Checks = NO_CHECKS,
@@ -111,7 +111,7 @@ class StepQueue:
             is_recorded = self.cluster.info.is_elastic and self.recovery.is_on
             if is_recorded:
                 leaves = [np.array(leaf) if isinstance(leaf, np.ndarray) else leaf for leaf in leaves]
-            built = self.build(program, leaves, wanted, is_traced=is_traced, checks=checks)
+            built = self.build(program, leaves, output_mask, is_traced=is_traced, checks=checks)
             built.request.timeout_s = timeout_s
             call = None
             if is_recorded:
@@ -141,7 +141,7 @@ class StepQueue:
         self,
         program: StepProgram,
         leaves: Sequence[Any],
-        wanted: Sequence[bool] | None,
+        output_mask: Sequence[bool] | None,
         *,
         is_traced: bool,
         checks: Checks,
@@ -150,7 +150,7 @@ class StepQueue:
         handles, places = list_moves(self.arrays, program, leaves)
         copies, _ = self._submit_move(handles, list(places.values()), is_kept=False)
         return build_request(
-            self.arrays, program, leaves, wanted,
+            self.arrays, program, leaves, output_mask,
             constants=self._constants, copies={number: ids[0] for number, ids in zip(places, copies, strict=True)},
             is_traced=is_traced, checks=checks,
         )  # fmt: skip
@@ -166,7 +166,7 @@ class StepQueue:
             return self._stream.submit(
                 request,
                 program.name,
-                made=list_arrays(program, request),
+                new_arrays=list_arrays(program, request),
                 consumed=built.list_consumed(program),
                 call=call,
                 uploads=built.uploads,
@@ -185,22 +185,27 @@ class StepQueue:
         name: str,
         *,
         is_followed: bool = False,
-        made: Sequence[tuple[int, Layout]] = (),
+        new_arrays: Sequence[tuple[int, Layout]] = (),
         call: Call | None = None,
     ) -> StepResult:
         """Sends a step without a program: a save, followed by the caller, or one that makes arrays. Raises like `run`.
 
-        made: those arrays. call: how they are made on other nodes.
+        new_arrays: those arrays. call: how they are made on other nodes.
         """
         with self.lock:
             if self._stream.replayer == threading.get_ident():
-                return self._stream.submit(request, name, made=made)
+                return self._stream.submit(request, name, new_arrays=new_arrays)
             self.raise_earlier_error()
             self.recovery.begin_again()
             request.released.extend(self.arrays.releases.take())
             try:
                 return self._stream.submit(
-                    request, name, is_followed=is_followed, is_repeated=not is_followed, made=made, call=call
+                    request,
+                    name,
+                    is_followed=is_followed,
+                    is_repeated=not is_followed,
+                    new_arrays=new_arrays,
+                    call=call,
                 )
             except InterruptedByRecoveryError:
                 self.arrays.releases.add(*request.released)
@@ -229,7 +234,7 @@ class StepQueue:
         call = None
         if is_kept:
             call = CopyCall(arrays=tuple(map(self.arrays.handles.identify, handles)), copies=tuple(new_ids))
-        return new_ids, self.submit(request, f"a move of {len(handles)} arrays", made=arrays, call=call)
+        return new_ids, self.submit(request, f"a move of {len(handles)} arrays", new_arrays=arrays, call=call)
 
     def steadily(self, act: Callable[[], T]) -> T:
         """See `SteadyCalls.run`."""
@@ -279,10 +284,10 @@ class StepQueue:
         self,
         request: master_pb2.RunStepsRequest,
         result: StepResult,
-        made: Sequence[tuple[int, Layout]],
+        new_arrays: Sequence[tuple[int, Layout]],
         consumed: Sequence[int],
     ) -> None:
         """Sends a step again, on other nodes."""
         self._stream.resend(request, result)
         with self._stream.changed:
-            self._stream.journal.note(made, consumed)
+            self._stream.journal.note(new_arrays, consumed)

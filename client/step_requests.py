@@ -79,7 +79,7 @@ def build_request(
     arrays: ArrayStore,
     program: StepProgram,
     leaves: Sequence[Any],
-    wanted: Sequence[bool] | None,
+    output_mask: Sequence[bool] | None,
     *,
     constants: HoistedConstants,
     copies: Mapping[int, int],
@@ -93,7 +93,9 @@ def build_request(
     request = master_pb2.RunStepsRequest(
         executable_id=program.executable_id, trace=is_traced, check_nans=checks.nans, check_infs=checks.infs
     )
-    result_ids = [arrays.new_id() if wanted is None or wanted[entry.number] else 0 for entry in program.results]
+    result_ids = [
+        arrays.new_id() if output_mask is None or output_mask[entry.number] else 0 for entry in program.results
+    ]
     outputs: list[tuple[int, ...]] = [()] * len(program.outputs)
     for array_id, entry in zip(result_ids, program.results, strict=True):
         if array_id:
@@ -214,10 +216,10 @@ def list_moves(
     for number, source in enumerate(program.sources):
         leaf = leaves[source.leaf] if source.leaf >= 0 else None
         if isinstance(leaf, RemoteArray) and _find_id(arrays, leaf, source.entry) is None and leaf._place is not None:
-            wanted = placement_of(source.entry)
-            if can_be_moved(leaf._place, wanted):
+            target = placement_of(source.entry)
+            if can_be_moved(leaf._place, target):
                 handles.append(leaf)
-                places[number] = wanted
+                places[number] = target
     return handles, places
 
 

@@ -30,10 +30,10 @@ class StepResult:
         "is_followed",
         "is_repeated",
         "is_seen",
-        "made",
         "name",
         "not_finite",
         "number",
+        "output_ids",
         "run_s",
         "traces",
         "uploads",
@@ -47,14 +47,14 @@ class StepResult:
         *,
         is_followed: bool = False,
         is_repeated: bool = False,
-        made: tuple[int, ...] = (),
+        output_ids: tuple[int, ...] = (),
         interrupted: Callable[[], None] = lambda: None,
     ) -> None:
         self._interrupted = interrupted  # called when Ctrl-C ends a wait
         self.number = number  # another one where the step is sent again after a loss
         self.name = name
         self.is_repeated = is_repeated  # whether it is run again after a loss
-        self.made = made  # ids of its outputs
+        self.output_ids = output_ids  # ids of its outputs
         self.uploads: Sequence[Upload] = ()  # arguments that can be written again, until it is answered
         self.is_followed = is_followed  # whether somebody waits for it and tells of its error
         self.error: ShardwrightError | None = None

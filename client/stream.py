@@ -149,15 +149,15 @@ class StepStream:
         *,
         is_followed: bool = False,
         is_repeated: bool = True,
-        made: Sequence[tuple[int, Layout]] = (),
+        new_arrays: Sequence[tuple[int, Layout]] = (),
         consumed: Sequence[int] = (),
         call: Call | None = None,
         uploads: Sequence[Upload] = (),
     ) -> StepResult:
         """Numbers and sends `request`; waits only while `STEPS_AHEAD` steps are unfinished, or steps are held.
 
-        made: arrays that come with it, and its outputs. consumed: arguments that it takes over. is_repeated: whether it
-        is to run again after a loss; call: how, on other nodes. uploads: arguments that can be written again.
+        new_arrays: those that come with it, and its outputs. consumed: arguments that it takes over. is_repeated:
+        whether it is to run again after a loss; call: how, on other nodes. uploads: arguments that can be sent again.
 
         Raises the error of an ended stream, and, where nothing was sent, ServerDrainingError,
         InterruptedByRecoveryError, and the error of a recovery that gave up meanwhile.
@@ -165,7 +165,7 @@ class StepStream:
         if threading.get_ident() == self.replayer:
             result = self.resend(request, StepResult(0, name, is_followed=True))
             with self._changed:
-                self.journal.note(made, consumed)
+                self.journal.note(new_arrays, consumed)
             return result
         is_save = request.HasField("save")
         with self._changed:
@@ -190,13 +190,18 @@ class StepStream:
                 self.check_draining()
             outputs = tuple(array_id for array_id in request.outputs if array_id)
             result = StepResult(
-                0, name, is_followed=is_followed, is_repeated=is_repeated, made=outputs, interrupted=self.cancel_all
+                0,
+                name,
+                is_followed=is_followed,
+                is_repeated=is_repeated,
+                output_ids=outputs,
+                interrupted=self.cancel_all,
             )
             result.uploads = uploads
             self._send(request, result)
             self.sent_steps += bool(request.executable_id)
             if is_repeated:
-                self.journal.add_step(request, result, made, consumed, call)
+                self.journal.add_step(request, result, new_arrays, consumed, call)
             else:
                 self.journal.add_release(request.released)
         return result
@@ -348,7 +353,7 @@ class StepStream:
 
     def _list_computed(self) -> list[int]:
         """Arrays that are on the servers; not those that unanswered steps make."""
-        unanswered = {array_id for _, result in self._unanswered for array_id in result.made}
+        unanswered = {array_id for _, result in self._unanswered for array_id in result.output_ids}
         return [array_id for array_id in self.journal.live if array_id not in unanswered]
 
     def _receive(self) -> None:
@@ -410,7 +415,7 @@ class StepStream:
         """Whether the step will be sent again; else its outputs will not exist."""
         if self.guard is not None and self.guard.take_over(result, error):
             return True
-        for array_id in result.made:
+        for array_id in result.output_ids:
             self.journal.live.pop(array_id, None)
         return False
 
@@ -419,10 +424,10 @@ class StepStream:
         if reply.waiting_for:
             _log.warning("%s", reply.waiting_for)
         if reply.resend:
-            wanted = set(reply.resend)
+            missing_ids = set(reply.resend)
             with self._changed:
                 uploads = [each for _, result in self._unanswered for each in result.uploads]
-            self.write_again([each for each in uploads if each.array_id in wanted])
+            self.write_again([each for each in uploads if each.array_id in missing_ids])
         self.lost_generations += reply.HasField("lost")
         if self.guard is not None and reply.HasField("lost"):
             self.guard.note_loss(wire.error_from_proto(reply.lost))

@@ -83,24 +83,24 @@ class ArrayTransfer:
         may_repeat: asked after an outage: whether what runs on the nodes still is what the arrays are for.
         """
         layouts = {id(upload.layout): upload.layout for upload in uploads}
-        held = {
+        shards_by_node = {
             node.index: {
                 key: shards for key, layout in layouts.items() if (shards := distinct_shards(layout, node.devices))
             }
             for node in self._info.nodes
         }
         self._call_nodes(
-            [node for node in self._info.nodes if held[node.index]],
-            lambda node: self._put_on(node, uploads, held[node.index], may_repeat),
+            [node for node in self._info.nodes if shards_by_node[node.index]],
+            lambda node: self._put_on(node, uploads, shards_by_node[node.index], may_repeat),
         )
 
-    def fetch(self, wanted: Sequence[tuple[int, Layout]]) -> list[np.ndarray | ShardwrightError]:
+    def fetch(self, sources: Sequence[tuple[int, Layout]]) -> list[np.ndarray | ShardwrightError]:
         """The logical arrays of these ids, assembled from their shards; or an error in an array's place."""
-        arrays = [np.empty(layout.stored_shape, layout.dtype) for _, layout in wanted]
+        arrays = [np.empty(layout.stored_shape, layout.dtype) for _, layout in sources]
         by_node: dict[int, list[_ArrayFetch]] = {}
-        for number, holders in enumerate(self._holders([layout for _, layout in wanted])):
+        for number, holders in enumerate(self._holders([layout for _, layout in sources])):
             for index, shards in holders.items():
-                fetch = _ArrayFetch(number=number, array_id=wanted[number][0], stored=arrays[number], shards=shards)
+                fetch = _ArrayFetch(number=number, array_id=sources[number][0], stored=arrays[number], shards=shards)
                 by_node.setdefault(index, []).append(fetch)
         failed: dict[int, ShardwrightError] = {}
         self._call_nodes(
@@ -109,7 +109,7 @@ class ArrayTransfer:
         )
         return [
             failed.get(number) or logical_part(array, layout)
-            for number, (array, (_, layout)) in enumerate(zip(arrays, wanted, strict=True))
+            for number, (array, (_, layout)) in enumerate(zip(arrays, sources, strict=True))
         ]
 
     def ask_nodes(self, service: str, method: str, requests: Mapping[int, Any]) -> dict[int, Any]:
@@ -134,14 +134,14 @@ class ArrayTransfer:
         self,
         node: NodeInfo,
         uploads: Sequence[Upload],
-        held: dict[int, tuple[Shard, ...]],
+        shards_by_layout: dict[int, tuple[Shard, ...]],
         may_repeat: Callable[[], bool],
     ) -> None:
-        here = [upload for upload in uploads if id(upload.layout) in held]
+        here = [upload for upload in uploads if id(upload.layout) in shards_by_layout]
 
         def requests(attempt: int) -> Iterator[ChunkedMessage[master_pb2.PutArraysRequest]]:
             announced = master_pb2.PutArraysRequest(session_id=self._info.session_id, is_repeated=attempt > 0)
-            for pieces in cut_chunks(_contents(here, held, announced), self._info.chunk_bytes):
+            for pieces in cut_chunks(_contents(here, shards_by_layout, announced), self._info.chunk_bytes):
                 yield ChunkedMessage(message=announced, pieces=pieces)  # which gRPC writes at once
                 announced.Clear()
             yield ChunkedMessage(message=announced)
@@ -175,10 +175,10 @@ class ArrayTransfer:
             return explained
         return ServerUnavailableError(explained.message, where=explained.where, remedy=explained.remedy)
 
-    def _fetch_from(self, node: NodeInfo, wanted: Sequence[_ArrayFetch]) -> dict[int, ShardwrightError]:
+    def _fetch_from(self, node: NodeInfo, array_fetches: Sequence[_ArrayFetch]) -> dict[int, ShardwrightError]:
         """Fills arrays with the node's shards; returns the errors of missing ones, by number."""
         request = master_pb2.FetchArraysRequest(session_id=self._info.session_id)
-        for array_fetch in wanted:
+        for array_fetch in array_fetches:
             request.arrays.add(
                 array_id=array_fetch.array_id, devices=[_holder(node, shard) for shard in array_fetch.shards]
             )
@@ -189,11 +189,11 @@ class ArrayTransfer:
         )
 
         def attempt(_: int) -> dict[int, ShardwrightError]:
-            inflow = _ShardAssembler(wanted)
+            inflow = _ShardAssembler(array_fetches)
             try:
                 for reply in fetch(request, timeout=LONG_CALL_TIMEOUT_S, metadata=self._metadata):
                     for unread in reply.message.unread:
-                        inflow.fail(wanted[unread.number].number, wire.error_from_proto(unread.error))
+                        inflow.fail(array_fetches[unread.number].number, wire.error_from_proto(unread.error))
                     for piece in reply.pieces:
                         inflow.take(piece)
             except grpc.RpcError as error:
@@ -209,7 +209,7 @@ class ArrayTransfer:
         try:
             return self._retries.call(attempt)
         except ServerUnavailableError as error:
-            return {array_fetch.number: error for array_fetch in wanted}
+            return {array_fetch.number: error for array_fetch in array_fetches}
 
     def _holders(self, layouts: Sequence[Layout]) -> Iterator[dict[int, list[Shard]]]:
         """For each array, by node, the distinct shards requested from it; the load is spread evenly."""
@@ -221,12 +221,12 @@ class ArrayTransfer:
                     (shard, [node.index for node in self._info.nodes if _holds(node, shard)])
                     for shard in distinct_shards(layout, layout.devices)
                 ]
-            wanted: dict[int, list[Shard]] = {}
+            shards_by_node: dict[int, list[Shard]] = {}
             for shard, nodes in choices[id(layout)]:
                 index = nodes[0] if len(nodes) == 1 else min(nodes, key=load.__getitem__)
                 load[index] += layout.shard_bytes
-                wanted.setdefault(index, []).append(shard)
-            yield wanted
+                shards_by_node.setdefault(index, []).append(shard)
+            yield shards_by_node
 
     def _channel(self, node: NodeInfo) -> grpc.Channel:
         if node.index not in self._channels:
@@ -245,9 +245,9 @@ class ArrayTransfer:
 class _ShardAssembler:
     """Distributes one run of bytes: the shards of arrays, one after another."""
 
-    def __init__(self, wanted: Iterable[_ArrayFetch]) -> None:
+    def __init__(self, fetches: Iterable[_ArrayFetch]) -> None:
         self.failed: dict[int, ShardwrightError] = {}
-        self._targets = deque((fetch.number, fetch.stored, shard) for fetch in wanted for shard in fetch.shards)
+        self._targets = deque((fetch.number, fetch.stored, shard) for fetch in fetches for shard in fetch.shards)
         self._left: np.ndarray | None = None  # what has yet to come of the first target, once some has
         self._staged: np.ndarray | None = None  # that target, or in its place what does not lie there in one run
 
@@ -295,13 +295,13 @@ class _ShardAssembler:
 
 def _contents(
     uploads: Iterable[Upload],
-    held: dict[int, tuple[Shard, ...]],
+    shards_by_layout: dict[int, tuple[Shard, ...]],
     announced: master_pb2.PutArraysRequest,
 ) -> Iterator[memoryview]:
     """Shards one after another; each array is added to `announced` before its first one."""
     numbers: dict[int, int] = {}
     for upload in uploads:
-        key, shards = id(upload.layout), held[id(upload.layout)]
+        key, shards = id(upload.layout), shards_by_layout[id(upload.layout)]
         if key not in numbers:
             numbers[key] = len(numbers)
             announced.layouts.append(wire.layout_to_proto(upload.layout))

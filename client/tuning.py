@@ -60,7 +60,7 @@ def tune(
         for place, handle in zip(state, handles, strict=True):
             leaves[place] = handle
     place_of = {number: place for place, number in enumerate(passed)}
-    told = 0
+    told_count = 0
     while True:
         args, kwargs = JaxFunction.join(signature, leaves)
         results = jax.tree.leaves(step(*args, **kwargs))
@@ -74,9 +74,9 @@ def tune(
         while not is_ready:  # steps beside the searches would only slow them down
             is_ready = step.wait_for_plans(_TELL_EVERY_S)
             changes = step.plan_changes
-            for change in changes[told:]:
+            for change in changes[told_count:]:
                 tell(change)
-            told = len(changes)
+            told_count = len(changes)
             if any(change.kind in _ENDS for change in changes) or step.is_settled:
                 return changes
             if time.monotonic() > end_s:

@@ -12,14 +12,8 @@ from scripts.count_wording import PACKAGES, ROOT, Wording, count_wording
 #: Vague parameters in a hundred.
 BAR_PERCENT = 1.5
 
-#: Packages whose parameters are about to be renamed.
-_LATER = {"client"}
 
-
-@pytest.mark.parametrize(
-    "package",
-    [pytest.param(name, marks=pytest.mark.skip("renamed later") if name in _LATER else ()) for name in PACKAGES],
-)
+@pytest.mark.parametrize("package", PACKAGES)
 def test_few_parameters_are_vague(package: str) -> None:
     share = count_wording(ROOT / package).parameters
     assert share.percent <= BAR_PERCENT, Counter(share.vague).most_common()

@@ -47,11 +47,11 @@ def is_type(leaf: Any) -> bool:
     return isinstance(leaf, jax.ShapeDtypeStruct | jax.core.ShapedArray)
 
 
-def _check_type(found: ArrayType, kind: ArrayType) -> None:
-    if found.shape != kind.shape:
-        raise _mismatch(found.type_text, kind, _OTHER_SHAPE)
-    if found.element_type != kind.element_type:
-        raise _mismatch(found.type_text, kind, "pass an array of this type; convert it in the program that makes it")
+def _check_type(actual: ArrayType, kind: ArrayType) -> None:
+    if actual.shape != kind.shape:
+        raise _mismatch(actual.type_text, kind, _OTHER_SHAPE)
+    if actual.element_type != kind.element_type:
+        raise _mismatch(actual.type_text, kind, "pass an array of this type; convert it in the program that makes it")
 
 
 def _to_array(leaf: Any, name: str) -> np.ndarray:
@@ -100,8 +100,8 @@ def _describe(value: np.ndarray) -> str:
     return ArrayType(name="", element_type=to_element_type(value.dtype), shape=value.shape).type_text
 
 
-def _mismatch(found: str, kind: ArrayType, remedy: str) -> ArgumentError:
-    return ArgumentError(f"{found} was passed for {kind.type_text}", where=kind.name, remedy=remedy)
+def _mismatch(actual_text: str, kind: ArrayType, remedy: str) -> ArgumentError:
+    return ArgumentError(f"{actual_text} was passed for {kind.type_text}", where=kind.name, remedy=remedy)
 
 
 def _name(error: ShardwrightError, name: str) -> ShardwrightError:

@@ -725,7 +725,7 @@ class World:
         arguments = (live[chosen % len(live)],) if live else ()
         freed = tuple(array_id for array_id in live[:1] if (frees or len(live) > 5) and array_id not in arguments)
         value = client.values[made] = self.number()
-        result = StepResult(0, "step", is_repeated=True, made=(made,))
+        result = StepResult(0, "step", is_repeated=True, output_ids=(made,))
         client.send(result, arguments=arguments, outputs=(made,), moved_bytes=(8,), released=freed, payload=(value,))
         client.sent_steps += 1
         request = master_pb2.RunStepsRequest(arguments=arguments, outputs=(made,), released=freed)

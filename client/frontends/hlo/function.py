@@ -145,8 +145,8 @@ class _State:
         self._output_types = [(leaf.element_type, leaf.dimensions) for leaf in outputs]
         self._aliases = flat_aliases(module)
         paths = argument_paths(module)
-        given = {(donor.parameter_number, donor.parameter_index) for donor in module.donors}
-        self._donors = {number for number, path in enumerate(paths) if path in given}
+        donors = {(donor.parameter_number, donor.parameter_index) for donor in module.donors}
+        self._donors = {number for number, path in enumerate(paths) if path in donors}
 
     def choose(
         self, donated: Iterable[int | str] | int | str | None, names: Sequence[str]

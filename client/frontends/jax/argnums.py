@@ -116,16 +116,16 @@ def resolve_argnums(
     """The static and the donated arguments. Raises OptionError on overlap."""
     jit_static, jit_donated = _jit_argument_sets(fn)
     statics = parameters.select_arguments(*static, "static") | jit_static
-    gone = jit_donated if donated == (None, None) else parameters.select_arguments(*donated, "donate")
-    both = [parameters.name_at(n) for n in statics.positions if n in gone.positions]
-    both += [name for name in statics.names if name in gone.names]
+    consumed = jit_donated if donated == (None, None) else parameters.select_arguments(*donated, "donate")
+    both = [parameters.name_at(n) for n in statics.positions if n in consumed.positions]
+    both += [name for name in statics.names if name in consumed.names]
     if both:
         raise OptionError(
             f"argument {both[0]} of {parameters.name} is both static and donated",
             where="donate_argnums" if donated[1] is None else "donate_argnames",
             remedy="leave it out of one: a static argument is no array",
         )
-    return statics, gone
+    return statics, consumed
 
 
 def _jit_argument_sets(fn: Callable[..., Any]) -> tuple[ArgumentSet, ArgumentSet]:

@@ -335,8 +335,10 @@ def aliases_of(text: str, arguments: Sequence[ArrayType], outputs: Sequence[Arra
     header = text[: text.index("\n")]
     aliases = {int(output or 0): int(parameter) for output, parameter in _ALIAS.findall(_value(header, _ALIASES))}
     donors = map(int, _DONOR.findall(_value(header, _DONORS)))
-    given, output_types = ([(array.element_type, array.shape) for array in types] for types in (arguments, outputs))
-    return aliases | pair_donors(donors, given, output_types, aliases)
+    argument_types, output_types = (
+        [(array.element_type, array.shape) for array in types] for types in (arguments, outputs)
+    )
+    return aliases | pair_donors(donors, argument_types, output_types, aliases)
 
 
 def _value(header: str, name: str) -> str:

@@ -166,16 +166,16 @@ class DistributedModel:
     def _values_of(self, variables: Sequence[Any]) -> list[Any]:
         """What a step takes of each variable: a handle of this session, each once, or a numpy array."""
         values: list[Any] = []
-        seen: set[int] = set()
+        handle_ids: set[int] = set()
         for variable in variables:
             value = variable._value
             if not isinstance(value, RemoteArray):
                 value = local_value(variable)
             elif value._store is not self.session.arrays:
                 value = np.asarray(value)
-            elif id(value) in seen:  # assigned from another variable, as averages of weights are
+            elif id(value) in handle_ids:  # assigned from another variable, as averages of weights are
                 (value,) = self.session.steps.move([value.block_until_ready()], [_placement(value)])
-            seen.add(id(value))
+            handle_ids.add(id(value))
             values.append(value)
         return values
 
@@ -224,9 +224,9 @@ class DistributedModel:
         if self._builder is None and not isinstance(force, str) and not options.plan_json:
             return replace(options, force={**pins, **(force or {})} or None)
         if pins:
-            said = "plan= says it of all variables" if options.plan_json else ""
+            origin = "plan= says it of all variables" if options.plan_json else ""
             raise OptionError(
-                f"{said or f'force={self._builder or force!r} is a strategy of its own'}, layouts= another",
+                f"{origin or f'force={self._builder or force!r} is a strategy of its own'}, layouts= another",
                 where="layouts",
                 remedy="leave one of them out",
             )
@@ -240,10 +240,10 @@ class DistributedModel:
 
     def fetch_all(self) -> None:
         """Brings every variable to this machine."""
-        held = [variable for variable in all_variables(self.model) if isinstance(variable._value, RemoteArray)]
-        for variable in held:
+        remote = [variable for variable in all_variables(self.model) if isinstance(variable._value, RemoteArray)]
+        for variable in remote:
             variable._value.copy_to_host_async()
-        for variable in held:
+        for variable in remote:
             variable._value = jax.numpy.asarray(np.asarray(variable._value))
 
 

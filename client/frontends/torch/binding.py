@@ -70,8 +70,8 @@ class BoundStep:
 
     def gradients(self) -> dict[str, Any]:
         """Gradients that the parameters hold now, by name."""
-        held = {gradient_name(n): self._replacements[id(t)].grad for n, t in self._state.tensors.items()}
-        return {name: gradient.detach() for name, gradient in held.items() if gradient is not None}
+        gradients_by_name = {gradient_name(n): self._replacements[id(t)].grad for n, t in self._state.tensors.items()}
+        return {name: gradient.detach() for name, gradient in gradients_by_name.items() if gradient is not None}
 
     def read(self, gradients: Mapping[str, Any]) -> list[Any]:
         """The state now, in the order of the inputs; of a gradient that is gone the one before."""

@@ -21,14 +21,14 @@ def export_step(call: Call, platform: str) -> bytes:
     """
     graph = call.trace()
     traced = Traced.of(graph)
-    run, held = function_of(graph, call, traced)
+    run, constants = function_of(graph, call, traced)
     state_names = call.names[: call.state_count + 1]
     changed = [call.names[number] for number in traced.changed] + ([RANDOM] if traced.draws else [])
     changed += graph.new_state
 
     def step(state: Mapping[str, Any], inputs: Mapping[str, Any]) -> tuple[dict[str, Any], list[Any]]:
         leaves = [state[name] if name in state else inputs[name] for name in call.names]
-        outputs = run(*leaves, *map(jax.numpy.asarray, held.values()))
+        outputs = run(*leaves, *map(jax.numpy.asarray, constants.values()))
         return dict(zip(changed, outputs, strict=False)), list(outputs[len(changed) :])
 
     types = {name: spec.aval for name, spec in zip(call.names, call.specs, strict=True)}

@@ -107,11 +107,11 @@ def function_of(
     count, random_at = len(call.types), call.state_count
 
     def run(*leaves: Any) -> tuple[Any, ...]:
-        leaves, held = leaves[:count], leaves[count:]
+        leaves, constants = leaves[:count], leaves[count:]
         key = jax.random.wrap_key_data(leaves[random_at], impl="threefry2x32")
         next_key, step_key = jax.random.split(key) if traced.draws else (None, None)
         inputs = [leaf for number, leaf in enumerate(leaves) if number != random_at]
-        evaluation = Evaluation(graph.nodes, inline | dict(zip(hoisted, held, strict=True)), step_key)
+        evaluation = Evaluation(graph.nodes, inline | dict(zip(hoisted, constants, strict=True)), step_key)
         outputs = evaluation.run(inputs)
         results = [outputs[number] for number in traced.changed]
         if next_key is not None:
@@ -124,8 +124,8 @@ def function_of(
 
 def lower_graph(graph: Graph, call: Call, traced: Traced, *, name: str, platform: str) -> Program:
     """HLO of a traced step, with its arguments and results by name."""
-    run, held = function_of(graph, call, traced)
-    hoisted, values = list(held), list(held.values())
+    run, constants = function_of(graph, call, traced)
+    hoisted, values = list(constants), list(constants.values())
     specs = call.specs
     random_at = call.state_count
     run.__name__ = name if name.isidentifier() else "step"

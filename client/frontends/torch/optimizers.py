@@ -73,7 +73,7 @@ def find_state(
     Tensors that the optimizer holds already keep their values.
     """
     names = optimizer_parameters(optimizer, tensors)
-    held: dict[str, Any] = {}
+    state_tensors: dict[str, Any] = {}
     for parameter, entries in optimizer.state.items():
         require_numbers_in_tensors(entries, names[id(parameter)], optimizer)
         for key, value in entries.items():
@@ -81,8 +81,8 @@ def find_state(
                 name = state.name_of(names[id(parameter)], key)
                 state.entries[name] = (names[id(parameter)], key)
                 state.types[name] = TensorType(tuple(value.shape), value.dtype)
-                held[name] = value
-    values = dict(host_values(held))
+                state_tensors[name] = value
+    values = dict(host_values(state_tensors))
     fresh = [
         name
         for group in optimizer.param_groups
@@ -143,11 +143,11 @@ def _initial_values(
 
 
 @contextlib.contextmanager
-def _only(optimizer: Any, wanted: set[int]) -> Iterator[None]:
+def _only(optimizer: Any, parameter_ids: set[int]) -> Iterator[None]:
     """The optimizer over some of its parameters."""
     saved = [group["params"] for group in optimizer.param_groups]
     for group in optimizer.param_groups:
-        group["params"] = [parameter for parameter in group["params"] if id(parameter) in wanted]
+        group["params"] = [parameter for parameter in group["params"] if id(parameter) in parameter_ids]
     try:
         yield
     finally:

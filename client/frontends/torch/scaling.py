@@ -124,9 +124,9 @@ def _unscale(optimizer: Any, inverse: Any, found_inf: Any, allow_fp16: bool) -> 
     return {found_inf.device: found_inf}
 
 
-def _step_where_finite(optimizer: Any, kept: Mapping[str, Any], *args: Any, **kwargs: Any) -> Any:
+def _step_where_finite(optimizer: Any, optimizer_state: Mapping[str, Any], *args: Any, **kwargs: Any) -> Any:
     """`GradScaler._maybe_opt_step`: a step whose results count where no gradient was infinite."""
-    is_finite = sum(kept["found_inf_per_device"].values()) == 0
+    is_finite = sum(optimizer_state["found_inf_per_device"].values()) == 0
     parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]
     before = [parameter.detach().clone() for parameter in parameters]
     states = {parameter: _clones(optimizer.state.get(parameter, {})) for parameter in parameters}

@@ -214,13 +214,13 @@ class TorchStep:
         result = _pytree.tree_unflatten(filled, tree)
         return (result, measured) if how is Step.measure else (measured, result)
 
-    def _keep_gradients(self, kept: Mapping[str, TensorType], arrays: Iterator[RemoteArray]) -> None:
+    def _keep_gradients(self, gradient_types: Mapping[str, TensorType], arrays: Iterator[RemoteArray]) -> None:
         """The gradients that the step leaves: those that it updated, and new ones."""
         group = self._state.gradients
-        for name in [name for name in group.names if name not in kept]:
+        for name in [name for name in group.names if name not in gradient_types]:
             del group.types[name]
             group.values.pop(name)
-        for name, kind in kept.items():
+        for name, kind in gradient_types.items():
             if name not in group.types:
                 group.types[name] = kind
                 group.values[name] = next(arrays)
@@ -411,9 +411,9 @@ class TorchStep:
         if "model" in state:
             self._model.load_state_dict(state["model"], strict=strict)
         if "optimizer" in state:
-            given = state["optimizer"] if self._is_sequence else [state["optimizer"]]
+            states = state["optimizer"] if self._is_sequence else [state["optimizer"]]
             for optimizer, optimizer_state, of_optimizer in zip(
-                self._optimizers, given, self._optimizer_states, strict=True
+                self._optimizers, states, self._optimizer_states, strict=True
             ):
                 optimizer.load_state_dict(optimizer_state)
                 of_optimizer.values.clear()

@@ -29,16 +29,16 @@ def _convolution(
 @lowers("convolution_backward")
 def _convolution_backward(
     call: Call, grad: Any, x: Any, weight: Any, bias_sizes: Any, stride: Any, padding: Any, dilation: Any,
-    transposed: bool, output_padding: Any, groups: int, wanted: Sequence[bool],
+    transposed: bool, output_padding: Any, groups: int, mask: Sequence[bool],
 ) -> Any:  # fmt: skip
     """Gradients of input, weight and bias, of those that are wanted."""
     del call, bias_sizes
     is_single = x.ndim == weight.ndim - 1
     grad, x = (grad[None], x[None]) if is_single else (grad, x)
     arguments = (stride, padding, dilation, transposed, output_padding, groups)
-    of_x = jax.vjp(lambda x: convolve(x, weight, *arguments), x)[1](grad)[0] if wanted[0] else None
-    of_weight = jax.vjp(lambda weight: convolve(x, weight, *arguments), weight)[1](grad)[0] if wanted[1] else None
-    of_bias = jnp.sum(grad, axis=[d for d in range(grad.ndim) if d != 1]) if wanted[2] else None
+    of_x = jax.vjp(lambda x: convolve(x, weight, *arguments), x)[1](grad)[0] if mask[0] else None
+    of_weight = jax.vjp(lambda weight: convolve(x, weight, *arguments), weight)[1](grad)[0] if mask[1] else None
+    of_bias = jnp.sum(grad, axis=[d for d in range(grad.ndim) if d != 1]) if mask[2] else None
     return of_x[0] if is_single and of_x is not None else of_x, of_weight, of_bias
 
 

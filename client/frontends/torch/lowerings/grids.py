@@ -25,13 +25,13 @@ def _grid_sampler(call: Call, x: Any, grid: Any, mode: int, padding: int, align_
 
 @lowers("grid_sampler_2d_backward", "grid_sampler_3d_backward")
 def _grid_sampler_backward(
-    call: Call, grad: Any, x: Any, grid: Any, mode: int, padding: int, align_corners: bool, wanted: Any
+    call: Call, grad: Any, x: Any, grid: Any, mode: int, padding: int, align_corners: bool, mask: Any
 ) -> Any:
     """Gradients of the image, where it is wanted, and of the grid."""
     del call
     sample = lambda x, grid: _sample(x, grid, mode, padding, align_corners)  # noqa: E731
     of_image, of_grid = jax.vjp(sample, widen(x), widen(grid))[1](widen(grad))
-    return of_image if wanted[0] else None, of_grid
+    return of_image if mask[0] else None, of_grid
 
 
 def _sample(x: Any, grid: Any, mode: int, padding: int, align_corners: bool) -> Any:

@@ -30,7 +30,7 @@ def _layer_norm(call: Call, x: Any, normalized_shape: Sequence[int], weight: Any
 @lowers("native_layer_norm_backward")
 def _layer_norm_backward(
     call: Call, grad: Any, x: Any, normalized_shape: Sequence[int], mean: Any, rstd: Any, weight: Any, bias: Any,
-    wanted: Sequence[bool],
+    mask: Sequence[bool],
 ) -> Any:  # fmt: skip
     """With n = (x − mean) · rstd and g = grad · weight: rstd · (g − mean(g) − n · mean(g · n))."""
     del call
@@ -39,13 +39,13 @@ def _layer_norm_backward(
     grad, wide = widen(grad), widen(x)
     n = (wide - mean) * rstd
     of_x = of_weight = of_bias = None
-    if wanted[0]:
+    if mask[0]:
         g = grad if weight is None else grad * weight
         g_mean = jnp.mean(g, axis=inner, keepdims=True)
         of_x = rstd * (g - g_mean - n * jnp.mean(g * n, axis=inner, keepdims=True))
-    if wanted[1] and weight is not None:
+    if mask[1] and weight is not None:
         of_weight = jnp.sum(grad * n, axis=outer)
-    if wanted[2] and bias is not None:
+    if mask[2] and bias is not None:
         of_bias = jnp.sum(grad, axis=outer)
     return of_x, of_weight, of_bias
 
@@ -63,15 +63,15 @@ def _rms_norm(call: Call, x: Any, normalized_shape: Sequence[int], weight: Any, 
 
 @lowers("_fused_rms_norm_backward")
 def _rms_norm_backward(
-    call: Call, grad: Any, x: Any, normalized_shape: Sequence[int], rstd: Any, weight: Any, wanted: Sequence[bool]
+    call: Call, grad: Any, x: Any, normalized_shape: Sequence[int], rstd: Any, weight: Any, mask: Sequence[bool]
 ) -> Any:
     del call
     first = x.ndim - len(normalized_shape)
     inner, outer = tuple(range(first, x.ndim)), tuple(range(first))
     grad, n = widen(grad), widen(x) * rstd
     g = grad if weight is None else grad * weight
-    of_x = rstd * (g - n * jnp.mean(g * n, axis=inner, keepdims=True)) if wanted[0] else None
-    return of_x, jnp.sum(grad * n, axis=outer) if wanted[1] and weight is not None else None
+    of_x = rstd * (g - n * jnp.mean(g * n, axis=inner, keepdims=True)) if mask[0] else None
+    return of_x, jnp.sum(grad * n, axis=outer) if mask[1] and weight is not None else None
 
 
 @lowers("native_group_norm")
@@ -91,7 +91,7 @@ def _group_norm(
 @lowers("native_group_norm_backward")
 def _group_norm_backward(
     call: Call, grad: Any, x: Any, mean: Any, rstd: Any, weight: Any, batch: int, channels: int, inner: int,
-    groups: int, wanted: Sequence[bool],
+    groups: int, mask: Sequence[bool],
 ) -> Any:  # fmt: skip
     del call, inner
     grouped = (batch, groups, -1)
@@ -99,14 +99,14 @@ def _group_norm_backward(
     n = ((wide.reshape(grouped) - mean[..., None]) * rstd[..., None]).reshape(x.shape)
     outer = (0, *range(2, x.ndim))
     of_x = of_weight = of_bias = None
-    if wanted[0]:
+    if mask[0]:
         g = grad if weight is None else grad * weight.reshape(1, channels, *([1] * (x.ndim - 2)))
         g, flat = g.reshape(grouped), n.reshape(grouped)
         g_mean = jnp.mean(g, axis=2, keepdims=True)
         of_x = (rstd[..., None] * (g - g_mean - flat * jnp.mean(g * flat, axis=2, keepdims=True))).reshape(x.shape)
-    if wanted[1]:
+    if mask[1]:
         of_weight = jnp.sum(grad * n, axis=outer)
-    if wanted[2]:
+    if mask[2]:
         of_bias = jnp.sum(grad, axis=outer)
     return of_x, of_weight, of_bias
 
@@ -163,7 +163,7 @@ def _batch_norm_options(name: str, rest: Sequence[Any]) -> tuple[Any, Any, bool,
 @lowers("native_batch_norm_backward", "cudnn_batch_norm_backward")
 def _batch_norm_backward(
     call: Call, grad: Any, x: Any, weight: Any, running_mean: Any, running_var: Any, save_mean: Any, save_rstd: Any,
-    train: bool, eps: float, wanted: Sequence[bool],
+    train: bool, eps: float, mask: Sequence[bool],
 ) -> Any:  # fmt: skip
     """With n = (x − mean) · rstd: weight · rstd · (grad − mean(grad) − n · mean(grad · n)) in training."""
     del call
@@ -177,11 +177,11 @@ def _batch_norm_backward(
     n = (wide - mean.reshape(shape)) * rstd.reshape(shape)
     grad_sum, product_sum = jnp.sum(grad, axis=axes), jnp.sum(grad * n, axis=axes)
     of_x = None
-    if wanted[0]:
+    if mask[0]:
         scale = rstd if weight is None else rstd * weight
         inner = grad
         if train:
             count = math.prod(x.shape[axis] for axis in axes)
             inner = grad - (grad_sum / count).reshape(shape) - n * (product_sum / count).reshape(shape)
         of_x = inner * scale.reshape(shape)
-    return of_x, product_sum if wanted[1] else None, grad_sum if wanted[2] else None
+    return of_x, product_sum if mask[1] else None, grad_sum if mask[2] else None
