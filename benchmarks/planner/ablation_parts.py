@@ -42,7 +42,7 @@ from shardwright.planner.segments.variables import build_variables, variables_of
 from shardwright.planner.solver import dual, ilp, pbqp
 from shardwright.planner.solver.ilp import Solution
 from shardwright.planner.solver.pbqp import Problem, Reduction
-from shardwright.planner.solver.solve import EXACT_STATES, GAP_TOLERANCE
+from shardwright.planner.solver.tuning import EXACT_STATES, GAP_TOLERANCE, TIGHT
 from shardwright.planner.strategies.tie_break import MAX_SHARE
 from shardwright.plans.shardings import Mesh
 
@@ -125,7 +125,7 @@ class _AblatedChain(Chain):
         """Solve like `planner.solver.solve`, with or without the ILP."""
         if not core.costs:
             return Solution(states=np.zeros(0, np.int64), value=0.0, lower_bound=0.0)
-        close = dual.TIGHT if sum(map(len, core.costs)) <= EXACT_STATES else GAP_TOLERANCE
+        close = TIGHT if sum(map(len, core.costs)) <= EXACT_STATES else GAP_TOLERANCE
         bounded = dual.tighten(core, close)
         solution = Solution(states=bounded.states, value=bounded.value, lower_bound=bounded.lower_bound)
         if self.off == "ILP" or solution.value - solution.lower_bound <= close * abs(solution.value):

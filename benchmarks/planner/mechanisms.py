@@ -28,7 +28,7 @@ from shardwright.planner.search.branching import Branch
 from shardwright.planner.search.search import Search
 from shardwright.planner.search.solutions import CandidatePlan, MeshSolution, SearchResult
 from shardwright.planner.segments.segment_chain import Chain
-from shardwright.planner.solver.ilp import MAX_CPU_S
+from shardwright.planner.solver.tuning import MAX_CPU_S
 from shardwright.planner.warm_start.search_records import SearchHistory
 from shardwright.plans.plan import Plan
 

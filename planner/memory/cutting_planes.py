@@ -24,37 +24,25 @@ import pulp
 
 from shardwright.planner.clock import OutOfTimeError
 from shardwright.planner.memory.constraint import MemoryConstraint, Multipliers
+from shardwright.planner.memory.tuning import (
+    MAX_BOUND_EVALUATIONS,
+    MAX_FAILED_MERGES,
+    MAX_MERGE_CPU_S,
+    MAX_MERGED,
+    MAX_MERGES_OF_ALL,
+    MAX_PLANE_EVALUATIONS,
+    MAX_PLANE_MULTIPLIER,
+    MAX_TOTAL_MERGE_CPU_S,
+    MERGE_EVERY,
+    PLANE_GAP,
+    ROOM_MARGIN,
+    STEP_FRACTION,
+)
 from shardwright.planner.solver.pbqp import FloatArray
 
 if TYPE_CHECKING:
     from shardwright.planner.memory.lagrangian import LagrangianSearch
     from shardwright.planner.search.solutions import CandidatePlan
-
-#: Evaluations for a plan, at most; evaluations between merges; evaluations for a bound.
-MAX_EVALUATIONS, MERGE_EVERY = 16, 4
-MAX_BOUND_EVALUATIONS = 10
-
-#: Plans in a merge, at most; merges of all of them, before infeasible ones are merged with the best alone.
-MAX_MERGED, MAX_MERGES_OF_ALL = 8, 3
-
-#: CPU seconds of one merge's integer program, and of all merges: no more begin after them.
-MAX_CPU_S, MAX_TOTAL_CPU_S = 5.0, 20.0
-
-#: Failed merges in a row that end the search.
-MAX_FAILED_MERGES = 3
-
-#: The highest multiplier, in units of the fastest plan's time over the bytes available.
-MAX_MULTIPLIER = 32.0
-
-#: Relative gap between the dual bound and the planes' maximum that ends the search; and the gap to the lowest plane of
-#: a nearly cheapest plan.
-GAP_TOLERANCE = 1e-3
-
-#: Step towards the multipliers of the planes' maximum, while it gives new plans.
-STEP_FRACTION = 0.5
-
-#: Part of the room at a peak that counts as occupied: multipliers no plan distinguishes from lower ones stay low.
-_ROOM_MARGIN = 1e-3
 
 
 def improve_plan(fitting: LagrangianSearch, incumbent: CandidatePlan, enough_s: float) -> CandidatePlan:
@@ -68,11 +56,13 @@ def improve_plan(fitting: LagrangianSearch, incumbent: CandidatePlan, enough_s: 
     for plan in (incumbent, fitting.start_plan, *(evaluation.candidate for evaluation in fitting.evaluations)):
         planes.add(plan)
     try:
-        for number in range(1, MAX_EVALUATIONS + 1):
+        for number in range(1, MAX_PLANE_EVALUATIONS + 1):
             allowed_s, highest = planes.maximize_model()
             cheapest, promised_s, _ = planes.evaluate_towards(highest)
             best = cheapest if fitting.fits(cheapest) and cheapest.cost.step_s < best.cost.step_s else best
-            is_last = number == MAX_EVALUATIONS or planes.is_converged or promised_s >= allowed_s * (1 - GAP_TOLERANCE)
+            is_last = (
+                number == MAX_PLANE_EVALUATIONS or planes.is_converged or promised_s >= allowed_s * (1 - PLANE_GAP)
+            )
             if is_last or number % MERGE_EVERY == 0:
                 incumbent, best = best, planes.merge_plans(highest, best)
                 in_vain = in_vain + 1 if best is incumbent else 0
@@ -100,7 +90,7 @@ def improve_bound(fitting: LagrangianSearch, incumbent: CandidatePlan, enough_s:
             _, promised_s, terms = planes.evaluate_towards(highest)
             if promised_s > best_s:
                 best_s, best = promised_s, terms
-            is_last = planes.is_converged or allowed_s <= best_s * (1 + GAP_TOLERANCE)
+            is_last = planes.is_converged or allowed_s <= best_s * (1 + PLANE_GAP)
             if is_last or best_s >= enough_s or fitting.search.must_stop():
                 break
     except OutOfTimeError:
@@ -154,7 +144,8 @@ class _CuttingPlanes:
         program = pulp.LpProblem("planes", pulp.LpMaximize)
         least = program.add_variable("least")
         prices = [
-            program.add_variable(f"price_{i}", lowBound=0, upBound=MAX_MULTIPLIER) for i in range(len(self.constraints))
+            program.add_variable(f"price_{i}", lowBound=0, upBound=MAX_PLANE_MULTIPLIER)
+            for i in range(len(self.constraints))
         ]
         program += least
         for plan, row in zip(self.plans, excess, strict=True):
@@ -187,15 +178,15 @@ class _CuttingPlanes:
         `best` when none is faster. Infeasible merged plans are added to the plans."""
         steps_s = np.array([plan.cost.step_s for plan in self.plans])
         costs_s = steps_s + self._excess_bytes()[:, : len(prices)] @ prices
-        nearly = costs_s <= costs_s.min() + GAP_TOLERANCE * steps_s.min()
+        nearly = costs_s <= costs_s.min() + PLANE_GAP * steps_s.min()
         cheapest = [self.plans[i] for i in np.argsort(costs_s, kind="stable") if nearly[i]]
         latest = self.plans[-MERGE_EVERY:]
-        if self.merging_s > MAX_TOTAL_CPU_S:
+        if self.merging_s > MAX_TOTAL_MERGE_CPU_S:
             return best
         begun_s = thread_time()
-        end_s = begun_s + MAX_TOTAL_CPU_S - self.merging_s
+        end_s = begun_s + MAX_TOTAL_MERGE_CPU_S - self.merging_s
         for merged in self.fitting.iterate_merges(
-            [*cheapest, *latest][:MAX_MERGED], best, MAX_MERGES_OF_ALL, MAX_CPU_S
+            [*cheapest, *latest][:MAX_MERGED], best, MAX_MERGES_OF_ALL, MAX_MERGE_CPU_S
         ):
             self.add(merged)
             if self.fitting.fits(merged):
@@ -214,4 +205,4 @@ class _CuttingPlanes:
         for plan, plan_bytes in zip(self.plans, self._bytes, strict=True):
             plan_bytes += [model.bytes_at(peak, plan.decisions) for peak in self.constraints[len(plan_bytes) :]]
         peak_bytes: FloatArray = np.array(self._bytes).reshape(len(self.plans), -1)
-        return np.subtract(peak_bytes, np.array(self.rooms) * (1 - _ROOM_MARGIN))
+        return np.subtract(peak_bytes, np.array(self.rooms) * (1 - ROOM_MARGIN))

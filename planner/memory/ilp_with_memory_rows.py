@@ -18,16 +18,12 @@ from shardwright.errors import PlanError
 from shardwright.planner.limits import SearchLimits
 from shardwright.planner.memory.constraint import MemoryConstraint
 from shardwright.planner.memory.constraint_rows import constraint_terms
+from shardwright.planner.memory.tuning import ROWS_GAP, ROWS_PATIENCE
 from shardwright.planner.segments.cost_graph import CostGraph
 from shardwright.planner.segments.segment_chain import Chain, ChainSolution
 from shardwright.planner.segments.variables import Variable, variables_of
 from shardwright.planner.solver import ilp
 from shardwright.planner.solver.pbqp import FloatArray, IntArray, Problem
-
-#: Refused plans before a feasible one within `GAP_TOLERANCE` of the bound is accepted. Without a feasible one, refused
-#: plans in a row that raise the bound by less than that before the search ends: the rows miss what refuses them.
-PATIENCE = 4
-GAP_TOLERANCE = 1e-3
 
 #: The bytes of a plan, and its peak.
 Judge = Callable[[Mapping[Variable, int]], tuple[int, MemoryConstraint]]
@@ -82,7 +78,7 @@ def solve_with_memory_rows(
             return to_chain_solution(fastest, fastest.lower_bound)
         if best is not None:
             best = replace(best, tied_bound=min(max(best.tied_bound, fastest.lower_bound), best.value))
-            if refused >= PATIENCE and best.value - best.tied_bound <= GAP_TOLERANCE * abs(best.value):
+            if refused >= ROWS_PATIENCE and best.value - best.tied_bound <= ROWS_GAP * abs(best.value):
                 break
         bounds.append(fastest.lower_bound)
         if best is None and _is_stalled(bounds):
@@ -95,8 +91,8 @@ def solve_with_memory_rows(
 
 
 def _is_stalled(bounds: Sequence[float]) -> bool:
-    """Whether the last `PATIENCE` refused plans raised the bound by less than `GAP_TOLERANCE`."""
-    return len(bounds) > PATIENCE and bounds[-1] - bounds[-1 - PATIENCE] < GAP_TOLERANCE * abs(bounds[-1])
+    """Whether the last `ROWS_PATIENCE` refused plans raised the bound by less than `ROWS_GAP`."""
+    return len(bounds) > ROWS_PATIENCE and bounds[-1] - bounds[-1 - ROWS_PATIENCE] < ROWS_GAP * abs(bounds[-1])
 
 
 @dataclass(slots=True, kw_only=True, eq=False)

@@ -20,49 +20,32 @@ from shardwright.planner.memory.constraint import BranchingBound, MemoryConstrai
 from shardwright.planner.memory.ilp_with_memory_rows import solve_with_memory_rows
 from shardwright.planner.memory.messages import too_large_error, too_slow_error
 from shardwright.planner.memory.restricted_master import merge_solutions, to_one_chain
+from shardwright.planner.memory.tuning import (
+    CLOSE_MULTIPLIER_RATIO,
+    HOPELESS_RATIO,
+    LOCAL_BOUND_SLACK,
+    MAX_BOUNDING_CONSTRAINTS,
+    MAX_CONSTRAINTS,
+    MAX_EVALUATIONS,
+    MAX_MERGES,
+    MAX_MULTIPLIER,
+    MAX_SAVING_GROWTH,
+    MIN_MULTIPLIER,
+    MULTIPLIER_GAP,
+    NEAR_FIT_RATIO,
+    NEAR_MULTIPLIER_RATIO,
+    RISING_MULTIPLIERS,
+)
 from shardwright.planner.segments.bound import solve_tied
 from shardwright.planner.segments.descent import descend
 from shardwright.planner.segments.segment_chain import Chain, ChainSolution, Key
 from shardwright.planner.segments.variables import Variable
-from shardwright.planner.solver.dual import TIGHT
-from shardwright.planner.solver.ilp import MAX_CPU_S
+from shardwright.planner.solver.tuning import MAX_CPU_S, TIGHT
 from shardwright.planner.solver.warm_start import WarmStart
 
 if TYPE_CHECKING:
     from shardwright.planner.search.mesh_search import MeshSearch
     from shardwright.planner.search.solutions import CandidatePlan
-
-#: Multipliers of the search for a first feasible plan, in units of the start plan's step time over its peak bytes. The
-#: lowest finds savings of memory at no cost, the highest the least priced memory; then multipliers rise from one
-#: between them, with each plan's own peaks added.
-MIN_MULTIPLIER, MAX_MULTIPLIER = 8e-3, 32.0
-RISING_MULTIPLIERS = (0.5, 1.0, 2.0, 4.0)
-
-#: Bytes saved by a further rising multiplier, at most, over those saved by the last one. Where that cannot reach the
-#: limit, no more are tried.
-MAX_SAVING_GROWTH = 2.0
-
-#: Peaks with a multiplier, and bounding peaks, at most: the latest.
-MAX_CONSTRAINTS, MAX_BOUNDING_CONSTRAINTS = 8, 3
-
-#: Memory of a nearly feasible plan, over the limit. A plan above it at the highest multiplier ends the search; if it
-#: peaks where nothing was priced, only above `HOPELESS_RATIO`. A fastest plan above it starts with that multiplier.
-NEAR_FIT_RATIO, HOPELESS_RATIO = 1.25, 1.6
-
-#: Multipliers tried after a plan fits, at most; the ratio of two close ones; merged plans tried then, at most.
-MAX_EVALUATIONS = 3
-CLOSE_MULTIPLIER_RATIO = 1.05
-MAX_MERGES = 24
-
-#: Ratio of two multipliers between which plans are hardly faster than the line between their two plans.
-NEAR_MULTIPLIER_RATIO = 2.0
-
-#: Part by which a plan may undercut the dual bound of a descent, which covers the neighbourhood of one plan only.
-LOCAL_BOUND_SLACK = 0.02
-
-#: Relative gap of the solution at each multiplier; the last feasible one is solved to the end. A plan this close to the
-#: fastest one counts as equal.
-GAP_TOLERANCE = 1e-3
 
 
 def fit_plan(
@@ -141,7 +124,7 @@ class LagrangianSearch:
         first = self._find_feasible()
         exact = None if self.search.is_fast else self.solve_exactly()
         is_close = (
-            exact is not None and exact.solution.value - exact.dual_bound_s <= GAP_TOLERANCE * exact.solution.value
+            exact is not None and exact.solution.value - exact.dual_bound_s <= MULTIPLIER_GAP * exact.solution.value
         )
         if exact is not None and (first is None or (is_close and not self._is_local)):
             return replace(exact, multipliers=self._bounding_multipliers(exact))
@@ -268,7 +251,7 @@ class LagrangianSearch:
     def fits(self, plan: CandidatePlan) -> bool:
         return self.search.fits(plan)
 
-    def _evaluate(self, price: float, close: float = GAP_TOLERANCE) -> _PricedPlan:
+    def _evaluate(self, price: float, close: float = MULTIPLIER_GAP) -> _PricedPlan:
         """The cheapest plan at a multiplier, the same object for equal plans.
 
         Raises MemoryBudgetError when every feasible plan is too slow.
@@ -318,7 +301,7 @@ class LagrangianSearch:
     def evaluate_multipliers(self, terms: Multipliers) -> tuple[CandidatePlan, float]:
         """The cheapest plan at some multipliers, the same object for equal plans; and a lower bound on the priced cost
         of all plans, seconds."""
-        chain, solved = self._solve_at(terms, GAP_TOLERANCE)
+        chain, solved = self._solve_at(terms, MULTIPLIER_GAP)
         matches = [
             plan
             for plan in (self.start_plan, self.incumbent)
@@ -356,7 +339,7 @@ class LagrangianSearch:
     def _universal_bound_s(self, chain: Chain, price: float) -> float:
         """Lower bound at a multiplier on all plans of a chain with the buffers of the unpartitioned program's peak."""
         terms = Multipliers.split_equally(self.bounding_constraints(), price, self.branching_bounds)
-        solved = self._solve_chain(chain, terms, GAP_TOLERANCE)
+        solved = self._solve_chain(chain, terms, MULTIPLIER_GAP)
         return solved.tied_bound - terms.total * self.search.limit_bytes
 
     def _find_feasible(self) -> _PricedPlan | None:
@@ -411,7 +394,7 @@ class LagrangianSearch:
         best = fits.candidate
         halves = False  # bytes beyond the priced ones hardly move the crossing
         for _ in range(1 if self.search.is_fast else MAX_EVALUATIONS):
-            if best.cost.step_s <= self.start_plan.cost.step_s * (1 + GAP_TOLERANCE) or self.search.must_stop():
+            if best.cost.step_s <= self.start_plan.cost.step_s * (1 + MULTIPLIER_GAP) or self.search.must_stop():
                 return best
             price = self._next_multiplier(over, fits, halves)
             if price is None or self._is_unpromising(over, fits, best):

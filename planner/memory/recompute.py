@@ -25,6 +25,7 @@ from typing import Any
 from shardwright.cost.peak.memory import shard_bytes
 from shardwright.hlo import Instruction, Module
 from shardwright.planner.graph.dataflow import CONTROL_FLOW
+from shardwright.planner.memory.tuning import BYTE_PRICES, MIN_SAVING
 from shardwright.planner.plans.assemble import Decisions, segment_name
 from shardwright.planner.plans.collectives import list_collectives
 from shardwright.planner.rewrites.remat import Rematerialized, available_values, forward_pass, rematerialize, runs_once
@@ -32,12 +33,6 @@ from shardwright.planner.rewrites.remat_loops import LoopPair, loop_pairs, remat
 from shardwright.planner.segments.segment_chain import Chain
 from shardwright.planner.strategies.expansion import local_results
 from shardwright.plans.plan import RecomputedSegment
-
-#: Prices of a byte, in units of the step's time over its peak bytes.
-BYTE_PRICES = (1 / 64, 1 / 16, 1 / 4, 1 / 2, 1.0, 2.0, 4.0, 16.0, 1e4)
-
-#: Relative increase of saved bytes from one choice to the next, at least.
-MIN_SAVING = 0.02
 
 #: Flows are exact in integers: a unit is this part of a second.
 _UNITS = 1e15

@@ -19,18 +19,15 @@ import numpy as np
 from shardwright.errors import PlanError
 from shardwright.planner.memory.constraint import MemoryConstraint
 from shardwright.planner.memory.constraint_rows import constraint_terms
+from shardwright.planner.memory.tuning import MAX_MERGE_ENTRIES, MAX_SMALL_MERGE_ENTRIES, MERGE_GAP, ROUGH_MERGE_GAP
 from shardwright.planner.segments.segment_chain import Chain
 from shardwright.planner.segments.variables import Variable
 from shardwright.planner.solver import ilp
 from shardwright.planner.solver.pbqp import FloatArray, IntArray, Problem, reduce, submatrix
+from shardwright.planner.solver.tuning import MAX_CPU_S
 from shardwright.planner.strategies.strategy_set import StrategySet
 
 States = Mapping[Variable, int]
-
-#: Relative gap of the integer program, and of one with more edge entries than a small one: its plans differ by a few
-#: thousandths, at times in an eighth of the time. Below: the entries of a small program, and of the largest.
-GAP_TOLERANCE, ROUGH_GAP_TOLERANCE = 3e-3, 1e-2
-MAX_SMALL_ENTRIES, MAX_ENTRIES = 4_000, 30_000
 
 
 def to_one_chain(plans: Sequence[tuple[Chain, States]]) -> tuple[Chain, list[dict[Variable, int]]]:
@@ -77,8 +74,8 @@ def merge_solutions(
     plans: Sequence[States],
     room: Sequence[tuple[MemoryConstraint, float]],
     time_limit_s: float,
-    most_entries: int = MAX_ENTRIES,
-    most_cpu_s: float = ilp.MAX_CPU_S,
+    most_entries: int = MAX_MERGE_ENTRIES,
+    most_cpu_s: float = MAX_CPU_S,
 ) -> dict[Variable, int] | None:
     """The fastest plan with each variable's state from one of `plans`; None when no such plan has room, or the program
     is too large.
@@ -208,7 +205,7 @@ def _solve_master(
         for row in rows
     ]
     try:
-        gap = GAP_TOLERANCE if entries <= MAX_SMALL_ENTRIES else ROUGH_GAP_TOLERANCE
+        gap = MERGE_GAP if entries <= MAX_SMALL_MERGE_ENTRIES else ROUGH_MERGE_GAP
         solution = ilp.solve(core, time_limit_s=time_limit_s, gap=gap, rows=of_core, most_cpu_s=most_cpu_s)
     except PlanError:
         return None

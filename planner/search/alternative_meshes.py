@@ -8,10 +8,8 @@ from shardwright.errors import AnnotationError, PlanError
 from shardwright.planner.constraints.mesh_unification import common_program_meshes
 from shardwright.planner.search.mesh_search import MeshSearch
 from shardwright.planner.search.meshes import scale_program_mesh
+from shardwright.planner.search.tuning import MAX_MESHES_SOLVED
 from shardwright.plans.shardings import Mesh
-
-#: Maximum number of meshes tried to name one in an error.
-_MAX_SOLVED = 8
 
 
 def alternative_mesh_groups(search: MeshSearch) -> Iterator[tuple[Mesh, ...]]:
@@ -37,7 +35,7 @@ def suggest_other_mesh(search: MeshSearch, error: PlanError | AnnotationError) -
 
 def _find_working_mesh(search: MeshSearch) -> Mesh | None:
     meshes = [mesh for group in scale_program_mesh(search.cluster, search.program.pins) for mesh in group]
-    for mesh in meshes[:_MAX_SOLVED]:
+    for mesh in meshes[:MAX_MESHES_SOLVED]:
         if search.must_stop():
             return None
         try:

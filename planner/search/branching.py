@@ -19,18 +19,13 @@ from typing import TYPE_CHECKING
 from shardwright.planner.graph.dataflow import Leaf
 from shardwright.planner.memory.constraint import BranchingBound
 from shardwright.planner.memory.terms import value_bytes
-from shardwright.planner.search.dual_bound import FINE_GAP_TOLERANCE, GAP_TOLERANCE, DualCut, LagrangianDual, LowerBound
+from shardwright.planner.search.dual_bound import DualCut, LagrangianDual, LowerBound
 from shardwright.planner.search.mesh_search import MeshSearch
 from shardwright.planner.search.solutions import CandidatePlan
+from shardwright.planner.search.tuning import BRANCH_MULTIPLIER_GROWTH, CUT_GAP, FINE_CUT_GAP, MAX_FAILED_SEARCHES
 
 if TYPE_CHECKING:
     from shardwright.planner.search.search import Search
-
-#: Growth of the higher multiplier when the two plans at the best multiplier differ in no value's size.
-_MULTIPLIER_GROWTH = 2.0
-
-#: Maximum number of consecutive failed searches; later branches are only bounded.
-MAX_FAILED_SEARCHES = 3
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -102,14 +97,12 @@ def _is_pruned(incumbent: CandidatePlan, bound_s: float, most_open: float) -> bo
 def tighten_branch(branch: Branch, enough_s: float) -> Branch:
     """The branch with a finer bound when its own nearly suffices: multiplier search and solver tolerances leave some
     slack."""
-    if branch.is_tight or not branch.bound_s < enough_s <= branch.bound_s * (1 + GAP_TOLERANCE):
+    if branch.is_tight or not branch.bound_s < enough_s <= branch.bound_s * (1 + CUT_GAP):
         return branch
-    low, high = (
-        cut and branch.dual.evaluate(cut.multiplier, cut, FINE_GAP_TOLERANCE) for cut in (branch.low, branch.high)
-    )
+    low, high = (cut and branch.dual.evaluate(cut.multiplier, cut, FINE_CUT_GAP) for cut in (branch.low, branch.high))
     assert low is not None, "every branch has a plan that is its cheapest"
     bound_s = max(branch.bound_s, low.bound_s)
-    for cut in branch.dual.maximize(low, high, bound_s, FINE_GAP_TOLERANCE) if high is not None else ():
+    for cut in branch.dual.maximize(low, high, bound_s, FINE_CUT_GAP) if high is not None else ():
         bound_s = max(bound_s, cut.bound_s)
         if bound_s >= enough_s:
             break
@@ -141,7 +134,7 @@ def with_higher_multiplier(branch: Branch) -> Branch:
     split on copies."""
     if branch.high is None:
         return branch
-    return replace(branch, high=branch.dual.evaluate(_MULTIPLIER_GROWTH * branch.high.multiplier, branch.high))
+    return replace(branch, high=branch.dual.evaluate(BRANCH_MULTIPLIER_GROWTH * branch.high.multiplier, branch.high))
 
 
 def bytes_taken(tangent: DualCut, leaf: Leaf) -> float:

@@ -17,6 +17,7 @@ from shardwright.planner.memory.constraint import BranchingBound, MemoryConstrai
 from shardwright.planner.plans.assemble import decide
 from shardwright.planner.search.mesh_search import MeshSearch
 from shardwright.planner.search.solutions import CandidatePlan, MeshSolution
+from shardwright.planner.search.tuning import CUT_GAP, MAX_CUTS, MAX_MULTIPLIERS, MULTIPLIER_GROWTH, MULTIPLIER_RATIO
 from shardwright.planner.segments.bound import lower_bound
 from shardwright.planner.segments.segment_chain import Chain, ChainSolution
 from shardwright.planner.segments.variables import ProgramVariables
@@ -28,18 +29,6 @@ SCOPE_FEASIBLE = "; of plans that fit the memory and store what is live where th
 
 #: Additional scope when the multiplier comes from the search.
 SCOPE_TIED = ", with all repeats of a run laid out alike"
-
-#: Maximum number of multipliers tried upwards (and downwards), and their ratio.
-_MAX_MULTIPLIERS = 2
-_MULTIPLIER_RATIO = 2.0
-
-#: With cutting planes: maximum number of cuts, growth of the multiplier while no tangent falls, relative gap per cut.
-_MAX_CUTS = 6
-_MULTIPLIER_GROWTH = 16.0
-GAP_TOLERANCE = 1e-3
-
-#: Finer relative gap, used when a small difference decides.
-FINE_GAP_TOLERANCE = 1e-4
 
 
 class LowerBound(NamedTuple):
@@ -77,7 +66,7 @@ def bound_feasible_plans(chain: Chain, price: Multipliers | None, limit_bytes: i
         return bound_with_multipliers(chain.with_multipliers(price), limit_bytes, time_limit_s)
 
     def climb_from(best: LowerBound, price: Multipliers, ratio: float) -> LowerBound:
-        for _ in range(_MAX_MULTIPLIERS):
+        for _ in range(MAX_MULTIPLIERS):
             bound = at(price)
             if bound.seconds <= best.seconds:
                 break
@@ -87,11 +76,9 @@ def bound_feasible_plans(chain: Chain, price: Multipliers | None, limit_bytes: i
     unpriced = bound_with_multipliers(chain, limit_bytes, time_limit_s)
     if price is None:
         return unpriced
-    best = climb_from(unpriced, price, _MULTIPLIER_RATIO)
+    best = climb_from(unpriced, price, MULTIPLIER_RATIO)
     return (
-        best
-        if best is not unpriced
-        else climb_from(unpriced, price.scale(1 / _MULTIPLIER_RATIO), 1 / _MULTIPLIER_RATIO)
+        best if best is not unpriced else climb_from(unpriced, price.scale(1 / MULTIPLIER_RATIO), 1 / MULTIPLIER_RATIO)
     )
 
 
@@ -112,7 +99,7 @@ class LagrangianDual:
     solve: Callable[[Chain, float], ChainSolution]
     branching_bounds: tuple[BranchingBound, ...] = ()
 
-    def evaluate(self, price: float, near: DualCut | None = None, close: float = GAP_TOLERANCE) -> DualCut:
+    def evaluate(self, price: float, near: DualCut | None = None, close: float = CUT_GAP) -> DualCut:
         """The cut at a multiplier (seconds per byte).
 
         near: a cut at another multiplier, used to warm-start message passing.
@@ -135,9 +122,7 @@ class LagrangianDual:
         free_s = price * limit
         return DualCut(price, solved.tied_bound - free_s, solved.value - free_s, mean_bytes - limit, chain, solved)
 
-    def maximize(
-        self, low: DualCut, high: DualCut, bound_s: float = 0.0, close: float = GAP_TOLERANCE
-    ) -> Iterator[DualCut]:
+    def maximize(self, low: DualCut, high: DualCut, bound_s: float = 0.0, close: float = CUT_GAP) -> Iterator[DualCut]:
         """Yields the higher of two cuts, then cuts at multipliers between or above them, while these may raise the
         bound by more of it than `close`.
 
@@ -147,10 +132,10 @@ class LagrangianDual:
         """
         bound_s = max(bound_s, low.bound_s, high.bound_s)
         yield high
-        for _ in range(_MAX_CUTS):
+        for _ in range(MAX_CUTS):
             if low.slope <= 0 or self.search.must_stop():
                 return
-            price = _MULTIPLIER_GROWTH * high.multiplier if high.slope >= 0 else low.intersect(high)
+            price = MULTIPLIER_GROWTH * high.multiplier if high.slope >= 0 else low.intersect(high)
             promised_s = low.value_at(price) if high.slope < 0 else math.inf
             if promised_s <= bound_s * (1 + close):
                 return

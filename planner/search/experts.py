@@ -13,6 +13,7 @@ from shardwright.errors import AnnotationError, OptionError, PlanError
 from shardwright.planner.clock import OutOfTimeError
 from shardwright.planner.constraints.forced import ForcedStrategy
 from shardwright.planner.search.meshes import meshes_to_search
+from shardwright.planner.search.tuning import LIKELY_FIT_SHARE, MAX_EXPERT_AXES
 from shardwright.plans.plan import Candidate
 from shardwright.plans.shardings import Mesh
 
@@ -42,12 +43,6 @@ _DATA_PARALLEL, _FULLY_SHARDED, REPLICATED = "data parallel", "fully sharded (Ze
 #: Experts compared with large programs: one axis, hence fast to plan. None from `limits.huge_program_nodes` on.
 EXPERTS_IF_LARGE = (_DATA_PARALLEL, "optimizer sharded (ZeRO-1)")
 
-#: Fraction of the memory limit up to which data parallelism is tried as first plan. On six models training on 8 devices
-#: `_estimate_bytes` gives 0.91 to 1.06 times the plans' needs.
-_LIKELY_FIT_SHARE = 0.9
-
-#: Maximum number of mesh axes of experts' plans.
-_MAX_AXES = 2
 
 Refusal = PlanError | AnnotationError
 
@@ -85,7 +80,7 @@ def build_expert_plan(search: Search, name: str, why: str = BEST_AT_DEADLINE) ->
 
 def is_likely_to_fit(search: Search, devices: int) -> bool:
     """Whether a step split over this many devices, with replicated state, most likely fits."""
-    return _estimate_bytes(search, devices) <= _LIKELY_FIT_SHARE * search.limit_bytes
+    return _estimate_bytes(search, devices) <= LIKELY_FIT_SHARE * search.limit_bytes
 
 
 def _estimate_bytes(search: Search, devices: int) -> float:
@@ -203,7 +198,7 @@ def _meshes_for_force(search: Search, force: str) -> Iterator[tuple[Mesh, Callab
     except OptionError:
         return
     for mesh in meshes:
-        if len(mesh.axes) <= _MAX_AXES:
+        if len(mesh.axes) <= MAX_EXPERT_AXES:
             try:
                 wanted = search.program.resolve_force(options, mesh)
             except (OptionError, PlanError):  # needs more axes, or another batch

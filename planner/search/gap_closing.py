@@ -28,7 +28,7 @@ from typing import TYPE_CHECKING
 from shardwright.planner.clock import OutOfTimeError
 from shardwright.planner.costs.relaxed_prices import EXACT_RANK
 from shardwright.planner.memory.constraint import MemoryConstraint, Multipliers
-from shardwright.planner.memory.lagrangian import MIN_MULTIPLIER
+from shardwright.planner.memory.tuning import MIN_MULTIPLIER
 from shardwright.planner.plans.assemble import decide
 from shardwright.planner.search.branching import Branch
 from shardwright.planner.search.dual_bound import (
@@ -45,6 +45,7 @@ from shardwright.planner.search.primal_recovery import (
     recover_plan,
 )
 from shardwright.planner.search.solutions import CandidatePlan
+from shardwright.planner.search.tuning import MAX_REFINED_ENTRIES, WIDE_GAP
 from shardwright.planner.segments.bound import solve_tied
 from shardwright.planner.segments.segment_chain import Chain, ChainSolution
 from shardwright.planner.solver.warm_start import WarmStart
@@ -52,11 +53,6 @@ from shardwright.planner.solver.warm_start import WarmStart
 if TYPE_CHECKING:
     from shardwright.planner.search.search import Search
 
-#: Maximum number of entries with per-peak multipliers (some twenty iterations at 0.12 s a million).
-MAX_REFINED_ENTRIES = 50_000_000
-
-#: Gap above which the bound, more than the plan, is far from the optimum.
-WIDE_GAP = 0.03
 
 #: Multipliers to round a plan at when the fastest one does not fit, in units of `lagrangian`: nearly zero first, to
 #: find savings at no cost.

@@ -14,16 +14,8 @@ from itertools import combinations
 
 from shardwright.planner.search.mesh_search import MeshSearch
 from shardwright.planner.search.solutions import CandidatePlan
+from shardwright.planner.search.tuning import BLOCK_GAP, MAX_BLOCK_ROUNDS, MIN_BLOCK_GAIN
 from shardwright.planner.segments.descent import descend
-
-#: Minimum relative gain of a successful round.
-_MIN_GAIN = 1e-4
-
-#: Relative gap of each round's solution.
-_GAP_TOLERANCE = 2e-3
-
-#: Maximum number of rounds per block of axes.
-_MAX_ROUNDS = 3
 
 
 def block_coordinate_descent(
@@ -37,7 +29,7 @@ def block_coordinate_descent(
     Also ends when no block improves, or at the deadline.
     """
     blocks, idle = list(combinations([axis.name for axis in incumbent.mesh.axes], together)), 0
-    for number in range(_MAX_ROUNDS * len(blocks)):
+    for number in range(MAX_BLOCK_ROUNDS * len(blocks)):
         if incumbent.cost.gap <= most_open or search.must_stop() or idle == len(blocks):
             break
         neighbor = _descend_along(search, incumbent, blocks[number % len(blocks)])
@@ -52,10 +44,10 @@ def _descend_along(search: MeshSearch, incumbent: CandidatePlan, axes: tuple[str
     at = chain.strategies(incumbent.solution.states)
     limit_s = search.time_limit_s()
     near, solved = descend(
-        chain, at, chain.graph, axes, time_limit_s=limit_s, most_rounds=1, together=together, close=_GAP_TOLERANCE
+        chain, at, chain.graph, axes, time_limit_s=limit_s, most_rounds=1, together=together, close=BLOCK_GAP
     )
     other = search.evaluate(near, solved, incumbent.notes)
-    is_faster = other.cost.step_s < incumbent.cost.step_s * (1 - _MIN_GAIN)
+    is_faster = other.cost.step_s < incumbent.cost.step_s * (1 - MIN_BLOCK_GAIN)
     if not is_faster or not search.fits(other):
         return incumbent
     cost = replace(

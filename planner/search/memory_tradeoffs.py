@@ -26,10 +26,20 @@ from typing import TYPE_CHECKING
 
 from shardwright.errors import AnnotationError, PlanError
 from shardwright.planner.clock import OutOfTimeError
-from shardwright.planner.memory.lagrangian import HOPELESS_RATIO, NEAR_FIT_RATIO
 from shardwright.planner.memory.messages import summarize_error
-from shardwright.planner.memory.recompute import MIN_SAVING, Recomputation, list_recomputations
-from shardwright.planner.search.min_memory_plan import MAX_MICRO_BATCHES, find_fallback_plan
+from shardwright.planner.memory.recompute import Recomputation, list_recomputations
+from shardwright.planner.memory.tuning import HOPELESS_RATIO, MIN_SAVING, NEAR_FIT_RATIO
+from shardwright.planner.search.min_memory_plan import find_fallback_plan
+from shardwright.planner.search.tuning import (
+    MAX_FITTED,
+    MAX_MICRO_BATCHES,
+    MIN_ENTRY_GAIN,
+    MIN_FITTING_GAIN,
+    MIN_MICRO_BATCH_GAIN,
+    MIN_TABLE_GAIN,
+    NEAR_FASTEST,
+    SIMILAR_MEMORY_RATIO,
+)
 from shardwright.planner.warm_start.search_records import RematChoice
 from shardwright.plans.plan import Candidate
 from shardwright.plans.shardings import Mesh
@@ -39,30 +49,6 @@ if TYPE_CHECKING:
     from shardwright.planner.search.solutions import MeshSolution, SearchResult
     from shardwright.planner.warm_start.replanning import SearchRestriction
 
-#: Minimum relative gain over an earlier entry.
-MIN_GAIN = 1e-3
-
-#: Minimum relative gain of more micro-batches. Their overhead is predicted least accurately: GPT-2 124M on 8 devices
-#: with two micro-batches was predicted 1.8 % faster than rematerialization, and was 2.9 % slower counted in XLA's
-#: program.
-MIN_MICRO_BATCH_GAIN = 3e-2
-
-#: Relative excess of a fitting plan over an infeasible one up to which the search stops. The fitting plan may be on a
-#: much slower mesh.
-NEAR_FASTEST = 1e-2
-
-#: Minimum possible gain of the remaining table entries, each a search of its own.
-MIN_TABLE_GAIN = 3e-3
-
-#: Minimum gain of the fastest plan of more micro-batches to be fitted with a multiplier before trying even more.
-MIN_FITTING_GAIN = 0.1
-
-#: Memory ratio of two meshes' fastest plans up to which the slower mesh saves too little to search it.
-SIMILAR_MEMORY_RATIO = 1.05
-
-#: Maximum number of entries fitted with a multiplier besides the unchanged program. Estimate of an entry: step of its
-#: fastest plan × memory need / budget.
-MAX_FITTED = 2
 
 #: Rung without rematerialization.
 NO_REMAT = -1
@@ -258,7 +244,9 @@ class _TradeoffTable:
         if self.search.must_stop():
             return fallback
         outcome = self.search.search_variant(fallback.search.recomputation, fallback.search.program.micro_batches)
-        return outcome if outcome.search.fit_memory(outcome, below_s=fallback.step_s * (1 - MIN_GAIN)) else fallback
+        return (
+            outcome if outcome.search.fit_memory(outcome, below_s=fallback.step_s * (1 - MIN_ENTRY_GAIN)) else fallback
+        )
 
     def _choice_of(self, outcome: SearchResult) -> RematChoice | None:
         """The remat choice of a result; None when it is outside the table and has none of its own."""
@@ -361,7 +349,7 @@ class _TradeoffTable:
         if self.best_result is None:
             return math.inf
         in_more_parts = number > self.best_result.search.program.micro_batches
-        return self.best_result.step_s * (1 - (MIN_MICRO_BATCH_GAIN if in_more_parts else MIN_GAIN))
+        return self.best_result.step_s * (1 - (MIN_MICRO_BATCH_GAIN if in_more_parts else MIN_ENTRY_GAIN))
 
     def _try_to_fit(self, number: int, rung: int, *, at_once: bool) -> bool:
         """Whether a plan of the entry fits and beats the incumbent; it then becomes the incumbent."""

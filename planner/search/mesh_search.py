@@ -31,6 +31,7 @@ from shardwright.planner.search.meshes import mesh_from_options
 from shardwright.planner.search.program import Program
 from shardwright.planner.search.sharding_propagation import propagate_shardings
 from shardwright.planner.search.solutions import CandidatePlan, MeshSolution
+from shardwright.planner.search.tuning import FAST_GAP_TOLERANCE, LARGE_GAP_TOLERANCE
 from shardwright.planner.segments.combinable_collectives import combinable_bytes_by_node
 from shardwright.planner.segments.cost_graph import CostGraph
 from shardwright.planner.segments.neighborhood_cache import NeighborhoodCache
@@ -43,12 +44,6 @@ from shardwright.planner.strategies.tie_break import TieBreak
 from shardwright.plans.plan import CostSummary
 from shardwright.plans.shardings import Mesh
 from shardwright.progress import PlanProgress
-
-#: Relative gap of the single mesh solved with `effort="fast"`.
-FAST_GAP_TOLERANCE = 5e-3
-
-#: Relative gap of plans to be refined, in large programs.
-LARGE_GAP_TOLERANCE = 1e-3
 
 Listener = Callable[[PlanProgress], None]
 

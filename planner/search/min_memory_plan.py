@@ -17,19 +17,16 @@ from shardwright.errors import AnnotationError, MemoryBudgetError, PlanError
 from shardwright.planner.clock import OutOfTimeError
 from shardwright.planner.memory.lagrangian import fit_plan
 from shardwright.planner.memory.messages import TooLargeError, too_large_error
-from shardwright.planner.memory.recompute import BYTE_PRICES, Recomputation, list_recomputations
+from shardwright.planner.memory.recompute import Recomputation, list_recomputations
+from shardwright.planner.memory.tuning import BYTE_PRICES
 from shardwright.planner.search.experts import build_fully_sharded_plan
 from shardwright.planner.search.solutions import SearchResult
+from shardwright.planner.search.tuning import MAX_MICRO_BATCHES, MAX_MICRO_BATCHES_IN_NEED
 
 if TYPE_CHECKING:
     from shardwright.planner.search.search import Search
     from shardwright.planner.search.solutions import CandidatePlan
 
-#: Default maximum number of micro-batches.
-MAX_MICRO_BATCHES = 16
-
-#: Maximum when no smaller number fits: each part has work of its own on every device.
-MAX_MICRO_BATCHES_IN_NEED = 256
 
 #: Builds the plan of (micro-batches, whether a memory multiplier searches a smaller one): see
 #: `_plan_with_micro_batches`.

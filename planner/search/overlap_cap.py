@@ -16,24 +16,21 @@ from typing import TYPE_CHECKING
 
 from shardwright.planner.clock import OutOfTimeError
 from shardwright.planner.search.memory_tradeoffs import fit_with_remat
+from shardwright.planner.search.tuning import MAX_OVERLAP_ROUNDS, MIN_EXCESS_OVERLAP
 
 if TYPE_CHECKING:
     from shardwright.planner.search.search import Search
     from shardwright.planner.search.solutions import MeshSolution, SearchResult
     from shardwright.plans.shardings import Mesh
 
-#: Maximum number of further searches; and the tolerated excess overlap relative to the step.
-_MAX_ROUNDS = 3
-_MIN_EXCESS = 1e-3
-
 
 def enforce_overlap_cap(outcome: SearchResult) -> SearchResult:
     """The result, or a better one when its plan exceeds the overlap cap; with the better bound."""
-    if outcome.best_plan is None or outcome.best_plan.overlap_excess_s <= _MIN_EXCESS * outcome.step_s:
+    if outcome.best_plan is None or outcome.best_plan.overlap_excess_s <= MIN_EXCESS_OVERLAP * outcome.step_s:
         return outcome
     best, outcomes = outcome, [outcome]
     low, high = 0.0, 1.0
-    for _ in range(_MAX_ROUNDS):
+    for _ in range(MAX_OVERLAP_ROUNDS):
         share = (low + high) / 2
         try:
             other = fit_with_remat(_with_hidden_share(outcome.search, share).search_meshes())

@@ -9,7 +9,8 @@ from shardwright.errors import MemoryBudgetError
 from shardwright.planner.memory.constraint import BranchingBound
 from shardwright.planner.memory.lagrangian import fit_plan
 from shardwright.planner.search.mesh_search import MeshSearch
-from shardwright.planner.search.solutions import MIN_GAIN, CandidatePlan
+from shardwright.planner.search.solutions import CandidatePlan
+from shardwright.planner.search.tuning import MIN_GAIN
 from shardwright.planner.segments.descent import descend, reprice_plan
 from shardwright.planner.segments.segment_chain import Chain, ChainSolution
 

@@ -11,7 +11,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from shardwright.planner.search import experts
-from shardwright.planner.search.solutions import MIN_GAIN
+from shardwright.planner.search.tuning import MIN_GAIN
 from shardwright.plans.shardings import TensorSharding
 
 if TYPE_CHECKING:

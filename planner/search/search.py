@@ -20,9 +20,9 @@ from shardwright.planner.gc_pause import gc_paused
 from shardwright.planner.graph.source import Source
 from shardwright.planner.limits import SearchLimits
 from shardwright.planner.memory.constraint import BranchingBound
-from shardwright.planner.memory.lagrangian import GAP_TOLERANCE, HOPELESS_RATIO
 from shardwright.planner.memory.messages import note_deadline, summarize_error, too_large_error
 from shardwright.planner.memory.recompute import Recomputation
+from shardwright.planner.memory.tuning import HOPELESS_RATIO, MULTIPLIER_GAP
 from shardwright.planner.parallel import ForkedFuture
 from shardwright.planner.plans.axis_names import name_axes
 from shardwright.planner.plans.verify import check_plan
@@ -52,19 +52,15 @@ from shardwright.planner.search.primal_recovery import fit_over_all_strategies
 from shardwright.planner.search.program import Program
 from shardwright.planner.search.replicated import choose_first_plan, replicate_if_faster
 from shardwright.planner.search.simplest import choose_simplest
-from shardwright.planner.search.solutions import MIN_GAIN, CandidatePlan, Incumbent, MeshSolution, SearchResult
+from shardwright.planner.search.solutions import CandidatePlan, Incumbent, MeshSolution, SearchResult
+from shardwright.planner.search.tuning import MAX_DESCENTS, MAX_ROUNDS_IF_LARGE, MAX_SEARCHED_AXES, MIN_GAIN
 from shardwright.planner.segments.descent import descend, lift_plan
 from shardwright.planner.segments.segment_chain import Chain, ChainSolution
-from shardwright.planner.solver.dual import TIGHT
+from shardwright.planner.solver.tuning import TIGHT
 from shardwright.planner.warm_start.replanning import SearchRestriction, replan, save_record, warm_start_chain
 from shardwright.planner.warm_start.search_records import SearchHistory, SearchQuery, SearchRecord
 from shardwright.plans.plan import Candidate, Plan
 from shardwright.plans.shardings import Mesh
-
-#: Maximum number of axes of meshes searched outright by default; maximum numbers of refinements to one axis more.
-MAX_SEARCHED_AXES = 2
-MAX_DESCENTS = 4
-MAX_ROUNDS_IF_LARGE = 1
 
 #: Note on a mesh or expert whose fastest plan would beat the chosen one.
 _IGNORING_MEMORY = "its fastest plan, memory aside"
@@ -270,7 +266,7 @@ class Search(MeshSearch):
         """Result of a variant (rematerialization, micro-batches) on all meshes outside `without`; plans are solved to a
         tolerance (see `polish`). Raises MicroBatchError, and the errors of `search_meshes`."""
         variant = self.for_variant(again, micro_batches)
-        variant.gap_tolerance, variant.excluded_meshes = GAP_TOLERANCE, without
+        variant.gap_tolerance, variant.excluded_meshes = MULTIPLIER_GAP, without
         return variant.search_meshes()
 
     def is_variant(self, again: Recomputation | None, micro_batches: int) -> bool:

@@ -11,6 +11,7 @@ from shardwright.errors import AnnotationError, MemoryBudgetError, PlanError
 from shardwright.planner.memory.constraint import Multipliers
 from shardwright.planner.memory.messages import TooLargeError
 from shardwright.planner.plans.assemble import Decisions
+from shardwright.planner.search.tuning import MIN_GAIN
 from shardwright.planner.segments.segment_chain import Chain, ChainSolution
 from shardwright.planner.warm_start.search_records import RematChoice
 from shardwright.plans.plan import Candidate, CostSummary, InstructionPlan, MemorySummary, VariablePlan
@@ -18,10 +19,6 @@ from shardwright.plans.shardings import Mesh
 
 if TYPE_CHECKING:
     from shardwright.planner.search.search import Search
-
-#: Minimum relative gain over an earlier mesh (fewer axes or more data parallelism): the cost model resolves no smaller
-#: difference.
-MIN_GAIN = 1e-3
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -17,24 +17,16 @@ from shardwright.planner.clock import Clock
 from shardwright.planner.solver.local_search import find_incumbent, improve
 from shardwright.planner.solver.message_passing import MessagePassing
 from shardwright.planner.solver.pbqp import FloatArray, IntArray, Problem
+from shardwright.planner.solver.tuning import (
+    DECODE_EVERY,
+    MAX_MESSAGE,
+    MAX_MESSAGE_ROUNDS,
+    MESSAGE_PATIENCE,
+    MIN_MESSAGE_GAIN,
+    TIGHT,
+    WORTH_DROPPING,
+)
 from shardwright.planner.solver.warm_start import WarmStart
-
-#: Maximum of rounds (sweeps forward and back), and the relative gain over the last `_PATIENCE` of them below which they
-#: end. After the first and every `_DECODED`-th an assignment is decoded.
-_ROUNDS = 150
-_PATIENCE = 5
-_MIN_GAIN = 1e-5
-_DECODED = 3
-
-#: States are dropped only if at most this fraction remains.
-_WORTH_DROPPING = 0.8
-
-#: Limit of a warm-start message, as a multiple of an assignment's value: beside large numbers the
-#: last digits are lost.
-MAX_MESSAGE = 1e3
-
-#: Relative gap that counts as none: rounding in the last digits, over thousands of additions.
-TIGHT = 1e-9
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -77,13 +69,13 @@ def tighten(
     if start is not None:
         work.take_warm_start(start)
     history = [work.passing.bound()]
-    for number in range(_ROUNDS if work.value > enough else 0):
+    for number in range(MAX_MESSAGE_ROUNDS if work.value > enough else 0):
         bound = work.passing.round()
         history.append(bound)
-        if number == 0 or number % _DECODED == _DECODED - 1:
+        if number == 0 or number % DECODE_EVERY == DECODE_EVERY - 1:
             work.decode_and_drop(bound)
-        gain = bound - history[-1 - _PATIENCE] if number >= _PATIENCE else np.inf
-        if work.value - bound <= close * abs(work.value) or gain <= _MIN_GAIN * abs(bound):
+        gain = bound - history[-1 - MESSAGE_PATIENCE] if number >= MESSAGE_PATIENCE else np.inf
+        if work.value - bound <= close * abs(work.value) or gain <= MIN_MESSAGE_GAIN * abs(bound):
             break
         if clock is not None and clock.is_expired:
             break
@@ -121,7 +113,7 @@ class _Work:
         if value < self.value:
             self.states, self.value = states, value
         surviving = _surviving_states(self.passing.min_marginals(), self.value, bound)
-        if sum(map(len, surviving)) <= _WORTH_DROPPING * sum(map(len, self.left)) and self._has_only_finite(surviving):
+        if sum(map(len, surviving)) <= WORTH_DROPPING * sum(map(len, self.left)) and self._has_only_finite(surviving):
             self._restrict(surviving)
 
     def _has_only_finite(self, survivors: Sequence[IntArray]) -> bool:

@@ -35,16 +35,7 @@ from shardwright.errors import PlanError
 from shardwright.planner.solver.highs import highs
 from shardwright.planner.solver.local_search import find_incumbent
 from shardwright.planner.solver.pbqp import FloatArray, IntArray, Problem
-
-#: Relative gap that counts as optimal.
-EXACT = 1e-9
-
-#: CPU seconds of one integer program: a plan must not depend on the machine's load. What keeps programs
-#: short is their size (`solve.MAX_ENTRIES`, `restricted_master.MAX_ENTRIES`): they take up to ten.
-MAX_CPU_S = 60.0
-
-#: Objective value that the incumbent is scaled to.
-_SCALE = 1e4
+from shardwright.planner.solver.tuning import EXACT, MAX_CPU_S, OBJECTIVE_SCALE
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -106,7 +97,7 @@ def solve(
         return Solution(states=np.zeros(0, np.int64), value=0.0, lower_bound=0.0)
     start = find_incumbent(problem)
     value = problem.value(start)
-    scale = _SCALE / value if np.isfinite(value) and value > 0 else 1.0
+    scale = OBJECTIVE_SCALE / value if np.isfinite(value) and value > 0 else 1.0
     if not all(row.allows(start) for row in rows) or any(np.array_equal(start, assignment) for assignment in forbidden):
         value = np.inf  # the start breaks a constraint: it is no solution
     program, x, edges = _program(problem, scale, rows)

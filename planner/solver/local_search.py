@@ -7,8 +7,7 @@ from collections.abc import Mapping
 import numpy as np
 
 from shardwright.planner.solver.pbqp import FloatArray, IntArray, Problem
-
-_SWEEPS = 50
+from shardwright.planner.solver.tuning import MAX_DESCENT_SWEEPS
 
 
 def find_incumbent(problem: Problem, fixed_states: Mapping[int, int] | None = None) -> IntArray:
@@ -48,7 +47,7 @@ def _greedy(problem: Problem, near: list[dict[int, FloatArray]], fixed_states: M
 
 def _descend(problem: Problem, near: list[dict[int, FloatArray]], states: IntArray) -> IntArray:
     is_settled = [False] * len(states)  # whether no neighbour has changed since its last visit
-    for _ in range(_SWEEPS):
+    for _ in range(MAX_DESCENT_SWEEPS):
         changed = False
         for v, cost in enumerate(problem.costs):
             if is_settled[v]:

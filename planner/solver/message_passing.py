@@ -23,13 +23,12 @@ from typing import NamedTuple
 import numpy as np
 
 from shardwright.planner.solver.pbqp import MINIMUM, FloatArray, IntArray
+from shardwright.planner.solver.tuning import ROUNDING
 from shardwright.planner.solver.warm_start import fill_unknown
 
 #: Messages to both ends of an edge, one number per state.
 _Ends = tuple[FloatArray, FloatArray]
 
-#: Relative drop of the bound above which it is more than rounding.
-_LOWER = 1e-12
 
 #: An edge: the variables at its ends, and the costs of their states.
 Edge = tuple[int, int, FloatArray]
@@ -95,7 +94,7 @@ class MessagePassing:
         than before."""
         before, is_beyond = self._bound, self._momentum.carry_on()
         self._bound = self._sweep()
-        if is_beyond and self._bound < before - _LOWER * abs(before):
+        if is_beyond and self._bound < before - ROUNDING * abs(before):
             self._momentum.start_anew()
             self._bound = self._sweep()
         return self._bound

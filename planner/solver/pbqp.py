@@ -24,15 +24,14 @@ from math import isfinite
 import numpy as np
 from numpy.typing import NDArray
 
+from shardwright.planner.solver.tuning import JOIN_BLOCK
+
 FloatArray = NDArray[np.float64]
 IntArray = NDArray[np.int64]
 BoolArray = NDArray[np.bool_]
 
 #: `min` of an array along an axis; the method of the same name takes a third longer on small ones.
 MINIMUM = np.minimum.reduce
-
-#: Numbers that are added at a time where two edges become one.
-_BLOCK = 1 << 14
 
 
 @dataclass(slots=True, kw_only=True)
@@ -316,7 +315,7 @@ def _join(left: FloatArray, right: FloatArray) -> FloatArray:
     """[a, b] ↦ the minimum of `left[i, a] + right[i, b]`, in cache-sized blocks of rows."""
     rows, right = np.ascontiguousarray(left.T), np.ascontiguousarray(right)
     joined = np.empty((len(rows), right.shape[1]))
-    room = np.empty((max(1, _BLOCK // max(right.size, 1)), *right.shape))
+    room = np.empty((max(1, JOIN_BLOCK // max(right.size, 1)), *right.shape))
     for start in range(0, len(rows), len(room)):
         some = rows[start : start + len(room), :, None]
         sums = np.add(some, right, out=room[: len(some)])

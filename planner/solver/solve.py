@@ -12,22 +12,19 @@ from shardwright.planner.clock import Clock
 from shardwright.planner.solver import dual, ilp, pbqp
 from shardwright.planner.solver.ilp import Solution
 from shardwright.planner.solver.pbqp import IntArray, Problem, Reduction
+from shardwright.planner.solver.tuning import (
+    EXACT,
+    EXACT_STATES,
+    GAP_SHARES,
+    GAP_TOLERANCE,
+    MAX_ENTRIES,
+    MAX_ENTRIES_WITH_GAP,
+    MOST_WORK,
+    TIGHT,
+)
 from shardwright.planner.solver.warm_start import VariableImage, WarmStart, positions_in, translate
 
-#: Cores of up to so many states are solved to optimality; larger ones until this relative gap is proven.
-EXACT_STATES = 2000
-GAP_TOLERANCE = 1e-4
-
-#: With a nearly exact bound and a worse incumbent, the best assignment has states that hardly raise the bound:
-#: fractions of the gap up to which states are tried, one after the other; then all that remain.
-GAP_SHARES = (1e-4, 1e-3, 3e-3, 1e-2, 4e-2)
 _ALL = 1.0
-
-#: Entries of the edges of the largest integer program that is started, with a gap allowed and without, and
-#: the work it may take (`ilp.solve`): with many equally good choices the first linear relaxation of 60,000 entries
-#: takes 5 s, and of 13,000 entries each further one 0.1 s, mostly for a bound that nobody waits for.
-MAX_ENTRIES_WITH_GAP, MAX_ENTRIES = 15_000, 25_000
-MOST_WORK = 60_000
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -110,7 +107,7 @@ def _solve_core(
     and the final messages."""
     if not core.costs:
         return Solution(states=np.zeros(0, np.int64), value=0.0, lower_bound=0.0), start
-    close = max(good_enough, dual.TIGHT if sum(map(len, core.costs)) <= EXACT_STATES else GAP_TOLERANCE)
+    close = max(good_enough, TIGHT if sum(map(len, core.costs)) <= EXACT_STATES else GAP_TOLERANCE)
     bounded = dual.tighten(core, close, clock, start, enough)
     incumbent = Solution(states=bounded.states, value=bounded.value, lower_bound=bounded.lower_bound)
     # Without an incumbent there is no gap to take a share of.
@@ -119,7 +116,7 @@ def _solve_core(
         if is_close or (clock.is_expired and np.isfinite(incumbent.value)):
             break
         reach = incumbent.lower_bound + part * (incumbent.value - incumbent.lower_bound)
-        limit_s, gap = clock.time_left_s(time_limit_s), good_enough or ilp.EXACT
+        limit_s, gap = clock.time_left_s(time_limit_s), good_enough or EXACT
         solution = _solve_surviving(core, incumbent, bounded.surviving_states(reach), limit_s, gap, is_all=part == _ALL)
         if solution is None:  # too many: those that remain are more
             break
@@ -138,7 +135,7 @@ def _solve_surviving(
         return incumbent
     try:
         rest = pbqp.reduce(core.restrict(tuple(survivors)))
-        most = MAX_ENTRIES_WITH_GAP if gap > ilp.EXACT else MAX_ENTRIES
+        most = MAX_ENTRIES_WITH_GAP if gap > EXACT else MAX_ENTRIES
         if _entries(rest.core) > most and np.isfinite(incumbent.value):
             return None
         below = incumbent.value - rest.constant

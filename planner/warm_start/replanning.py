@@ -41,12 +41,12 @@ from shardwright.errors import AnnotationError, PlanError
 from shardwright.planner.clock import OutOfTimeError
 from shardwright.planner.costs.kernels import one_device_s
 from shardwright.planner.costs.relaxed_prices import EXACT_RANK
-from shardwright.planner.memory.recompute import MIN_SAVING
+from shardwright.planner.memory.tuning import MIN_SAVING
 from shardwright.planner.search.memory_tradeoffs import NO_REMAT, fit_with_remat
 from shardwright.planner.search.meshes import meshes_to_search, refines
-from shardwright.planner.search.min_memory_plan import MAX_MICRO_BATCHES
 from shardwright.planner.search.overlap_cap import enforce_overlap_cap
-from shardwright.planner.search.solutions import MIN_GAIN, CandidatePlan, MeshSolution, SearchResult
+from shardwright.planner.search.solutions import CandidatePlan, MeshSolution, SearchResult
+from shardwright.planner.search.tuning import MAX_MICRO_BATCHES, MIN_GAIN
 from shardwright.planner.segments.descent import descend
 from shardwright.planner.solver.solve import contradiction_error
 from shardwright.planner.solver.warm_start import WarmStart

@@ -20,16 +20,15 @@ from shardwright.planner.graph.dataflow import Use
 from shardwright.planner.limits import SearchLimits
 from shardwright.planner.memory.constraint import MemoryConstraint, Multipliers
 from shardwright.planner.memory.ilp_with_memory_rows import solve_with_memory_rows
-from shardwright.planner.memory.lagrangian import (
-    GAP_TOLERANCE,
+from shardwright.planner.memory.lagrangian import LagrangianSearch, _PricedPlan
+from shardwright.planner.memory.terms import operand_bytes, reshard_bytes
+from shardwright.planner.memory.tuning import (
     LOCAL_BOUND_SLACK,
     MAX_MULTIPLIER,
     MIN_MULTIPLIER,
+    MULTIPLIER_GAP,
     RISING_MULTIPLIERS,
-    LagrangianSearch,
-    _PricedPlan,
 )
-from shardwright.planner.memory.terms import operand_bytes, reshard_bytes
 from shardwright.planner.plans.assemble import decide
 from shardwright.planner.search.search import Search
 from shardwright.planner.search.solutions import CandidatePlan
@@ -450,7 +449,7 @@ class _ScriptedFit(LagrangianSearch):
     asked: list[float] = field(default_factory=list)
     bound_s: float | None = None
 
-    def _evaluate(self, price: float, close: float = GAP_TOLERANCE) -> _PricedPlan:
+    def _evaluate(self, price: float, close: float = MULTIPLIER_GAP) -> _PricedPlan:
         if self.plan_at is None:
             return LagrangianSearch._evaluate(self, price, close)
         self.asked.append(price)

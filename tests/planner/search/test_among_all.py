@@ -8,7 +8,8 @@ import pytest
 
 from shardwright.planner.constraints.forced import ForcedStrategy
 from shardwright.planner.limits import SearchLimits
-from shardwright.planner.memory.lagrangian import RISING_MULTIPLIERS, LagrangianSearch, fit_plan
+from shardwright.planner.memory.lagrangian import LagrangianSearch, fit_plan
+from shardwright.planner.memory.tuning import RISING_MULTIPLIERS
 from shardwright.planner.search.primal_recovery import fit_over_all_strategies
 from shardwright.planner.search.search import Search
 from shardwright.planner.segments.bound import solve_tied

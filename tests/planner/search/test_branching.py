@@ -31,9 +31,10 @@ from shardwright.planner.search.branching import (
     with_higher_multiplier,
 )
 from shardwright.planner.search.certify import BackgroundBound, bound_plan
-from shardwright.planner.search.dual_bound import GAP_TOLERANCE, DualCut, LagrangianDual
+from shardwright.planner.search.dual_bound import DualCut, LagrangianDual
 from shardwright.planner.search.search import Search
 from shardwright.planner.search.solutions import CandidatePlan
+from shardwright.planner.search.tuning import CUT_GAP
 from shardwright.planner.segments.bound import solve_tied
 from shardwright.planner.segments.descent import descend, lift_plan
 from shardwright.planner.segments.segment_chain import Chain, ChainSolution
@@ -229,11 +230,11 @@ def test_plans_are_looked_for_until_three_branches_in_a_row_have_none() -> None:
 def test_a_bound_that_is_nearly_enough_is_made_finer() -> None:
     """Once; one that is far from it is not, nor one that is enough."""
     root, _ = root_and_optimum(13)
-    rough = replace(root, bound_s=root.bound_s * (1 - GAP_TOLERANCE / 2))
+    rough = replace(root, bound_s=root.bound_s * (1 - CUT_GAP / 2))
     result = tighten_branch(rough, root.bound_s)
     assert result.bound_s == pytest.approx(root.bound_s)
     assert tighten_branch(result, 1.0001 * result.bound_s) is result
-    assert tighten_branch(rough, root.bound_s * (1 + GAP_TOLERANCE)) is rough
+    assert tighten_branch(rough, root.bound_s * (1 + CUT_GAP)) is rough
     assert tighten_branch(rough, rough.bound_s) is rough
 
 
@@ -303,7 +304,7 @@ def test_a_plan_that_prices_step_past_is_found_in_a_branch(eight: int) -> None:
 class _LateInDepth(LagrangianDual):
     """The deadline comes once a branch of a branch is bounded."""
 
-    def evaluate(self, price: float, near: DualCut | None = None, close: float = GAP_TOLERANCE) -> DualCut:
+    def evaluate(self, price: float, near: DualCut | None = None, close: float = CUT_GAP) -> DualCut:
         if len(self.branching_bounds) > 1:
             raise OutOfTimeError("in the middle")
         return LagrangianDual.evaluate(self, price, near, close)

@@ -20,7 +20,8 @@ from shardwright.planner.search.branching import Branch
 from shardwright.planner.search.dual_bound import SCOPE_FEASIBLE, DualCut, LagrangianDual
 from shardwright.planner.search.gap_closing import close_gap
 from shardwright.planner.search.search import Search
-from shardwright.planner.search.solutions import MIN_GAIN, CandidatePlan
+from shardwright.planner.search.solutions import CandidatePlan
+from shardwright.planner.search.tuning import MIN_GAIN
 from shardwright.planner.segments.bound import solve_tied
 from shardwright.planner.segments.descent import descend, lift_plan
 from shardwright.planner.segments.segment_chain import Chain, ChainSolution

@@ -14,11 +14,19 @@ from shardwright.clusters.cluster import Cluster
 from shardwright.cost import bytes_with_margin, hardware_profile
 from shardwright.errors import PlanError
 from shardwright.options.plan_options import PlanOptions
-from shardwright.planner.memory.lagrangian import HOPELESS_RATIO, NEAR_FIT_RATIO, LagrangianSearch
+from shardwright.planner.memory.lagrangian import LagrangianSearch
 from shardwright.planner.memory.recompute import Recomputation
+from shardwright.planner.memory.tuning import HOPELESS_RATIO, NEAR_FIT_RATIO
 from shardwright.planner.search import memory_tradeoffs
 from shardwright.planner.search.search import Search
 from shardwright.planner.search.solutions import CandidatePlan, SearchResult
+from shardwright.planner.search.tuning import (
+    MIN_ENTRY_GAIN,
+    MIN_MICRO_BATCH_GAIN,
+    MIN_TABLE_GAIN,
+    NEAR_FASTEST,
+    SIMILAR_MEMORY_RATIO,
+)
 from shardwright.plans.shardings import Mesh
 from tests.planner import programs
 from tests.planner.programs import PLAIN_A100
@@ -80,12 +88,12 @@ def test_a_plan_of_a_slow_mesh_that_fits_is_not_the_end() -> None:
     outcome = search.search_meshes()
     needed = {id(each): search.bytes_needed(outcome.evaluate(each)) for each in outcome.solutions}
     slow = min(outcome.solutions, key=lambda solution: needed[id(solution)])
-    assert slow.step_s > outcome.fastest.step_s * (1 + memory_tradeoffs.NEAR_FASTEST)
+    assert slow.step_s > outcome.fastest.step_s * (1 + NEAR_FASTEST)
     search.limit_bytes = needed[id(slow)]
     result = memory_tradeoffs.fit_with_remat(outcome)
     assert result.best_plan is not None
     assert result.search.bytes_needed(result.best_plan) <= search.limit_bytes
-    assert result.step_s < slow.step_s * (1 - memory_tradeoffs.MIN_GAIN)
+    assert result.step_s < slow.step_s * (1 - MIN_ENTRY_GAIN)
 
 
 class _RecordingSearch(Search):
@@ -166,7 +174,7 @@ def test_parts_that_promise_much_have_a_price_though_something_fits(slower: floa
         for rung, again in ((memory_tradeoffs.NO_REMAT, None), (0, ladder[0]))
     }
     plan = outcome.evaluate(outcome.fastest)
-    step_s = parts[2, 0].fastest.step_s * (1 + slower) / (1 - memory_tradeoffs.MIN_MICRO_BATCH_GAIN)
+    step_s = parts[2, 0].fastest.step_s * (1 + slower) / (1 - MIN_MICRO_BATCH_GAIN)
     outcome.best_plan = replace(plan, cost=replace(plan.cost, compute_s=step_s, communication_s=0.0, hidden_s=0.0))
     table = memory_tradeoffs._TradeoffTable(search, ladder, {(1, memory_tradeoffs.NO_REMAT): outcome, **parts})
     table.best_result = outcome
@@ -183,7 +191,7 @@ def test_where_what_fits_is_nearly_the_fastest_nothing_else_is_searched(part: fl
     def fits_slowly(result: SearchResult, at_once: bool) -> bool:
         if result.search.recomputation is not None:
             return False
-        plan, slower = result.evaluate(result.fastest), part * memory_tradeoffs.MIN_TABLE_GAIN
+        plan, slower = result.evaluate(result.fastest), part * MIN_TABLE_GAIN
         cost = replace(plan.cost, compute_s=plan.cost.compute_s + slower * plan.cost.step_s)
         result.best_plan = replace(plan, cost=cost)
         return True
@@ -211,9 +219,7 @@ def test_what_is_computed_again_is_not_searched_on_a_mesh_that_is_slower_and_sav
     results = [(found.cost.step_s, search.bytes_needed(found)) for found in plans if found.mesh in tried]
     for found in left_out:
         step_s, needed = found.cost.step_s, search.bytes_needed(found)
-        assert any(
-            less_s < step_s and less <= memory_tradeoffs.SIMILAR_MEMORY_RATIO * needed for less_s, less in results
-        )
+        assert any(less_s < step_s and less <= SIMILAR_MEMORY_RATIO * needed for less_s, less in results)
 
 
 class _RecordingFit(LagrangianSearch):

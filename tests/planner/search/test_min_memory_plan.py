@@ -11,9 +11,10 @@ import shardwright as sw
 from shardwright.clusters.cluster import Cluster
 from shardwright.errors import MemoryBudgetError
 from shardwright.options.plan_options import PlanOptions
-from shardwright.planner.search.min_memory_plan import MAX_MICRO_BATCHES, find_fallback_plan, find_min_memory_plan
+from shardwright.planner.search.min_memory_plan import find_fallback_plan, find_min_memory_plan
 from shardwright.planner.search.search import Search
 from shardwright.planner.search.solutions import SearchResult
+from shardwright.planner.search.tuning import MAX_MICRO_BATCHES
 from tests.planner import programs
 
 CLUSTER = Cluster.local(4)
