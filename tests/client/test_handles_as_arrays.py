@@ -14,6 +14,7 @@ from flax.training.train_state import TrainState
 
 import shardwright as sw
 from shardwright.errors import LargeFetchWarning
+from tests.tables import list_failing_rows
 
 # fmt: off
 PYTHON = (
@@ -155,9 +156,12 @@ def outcome(expression: str, names: dict[str, Any]) -> Any:
 
 @pytest.mark.dear
 @pytest.mark.filterwarnings("ignore")  # what numpy and JAX warn of, they warn of for both
-@pytest.mark.parametrize("expression", [*PYTHON, *NUMPY, *JAX, *KEYS])
-def test_it_gives_what_a_jax_array_gives(handles: Any, arrays: Any, expression: str) -> None:
-    assert outcome(expression, handles) == outcome(expression, arrays)
+@pytest.mark.parametrize("expressions", [PYTHON, NUMPY, JAX, KEYS], ids=["python", "numpy", "jax", "keys"])
+def test_it_gives_what_a_jax_array_gives(handles: Any, arrays: Any, expressions: tuple[str, ...]) -> None:
+    def check(expression: str) -> None:
+        assert outcome(expression, handles) == outcome(expression, arrays)
+
+    assert list_failing_rows(check, zip(expressions)) == []
 
 
 def test_shape_and_type_read_nothing(session: sw.Session) -> None:
@@ -235,17 +239,20 @@ CLOSURES = {
 
 
 @pytest.mark.dear
-@pytest.mark.parametrize("name", CLOSURES)
-def test_a_handle_that_a_step_closes_over_is_an_argument(session: sw.Session, handles: Any, arrays: Any, name: str):
-    function, x = CLOSURES[name], np.linspace(0, 1, 12, dtype=np.float32).reshape(3, 4)
-    step = session.parallelize(lambda x: function(handles, x))
-    expected = jax.tree.leaves(jax.jit(lambda x: function(arrays, x))(x))
-    for got, wanted in zip(jax.tree.leaves(step(x)), expected, strict=True):
-        np.testing.assert_allclose(got, wanted, rtol=1e-5, atol=1e-6)  # 1 - tanh² next to 0
-    names = step.lower(x).argument_names
-    assert names[0] == "x"
-    assert len(names) > 1
-    assert all(each.startswith("closed_over[") for each in names[1:])
+def test_a_handle_that_a_step_closes_over_is_an_argument(session: sw.Session, handles: Any, arrays: Any) -> None:
+    x = np.linspace(0, 1, 12, dtype=np.float32).reshape(3, 4)
+
+    def check(_: str, function: Any) -> None:
+        step = session.parallelize(lambda x: function(handles, x))
+        expected = jax.tree.leaves(jax.jit(lambda x: function(arrays, x))(x))
+        for ours, theirs in zip(jax.tree.leaves(step(x)), expected, strict=True):
+            np.testing.assert_allclose(ours, theirs, rtol=1e-5, atol=1e-6)  # 1 - tanh² next to 0
+        names = step.lower(x).argument_names
+        assert names[0] == "x"
+        assert len(names) > 1
+        assert all(each.startswith("closed_over[") for each in names[1:])
+
+    assert list_failing_rows(check, CLOSURES.items()) == []
 
 
 def test_an_initializer_may_close_over_handles(session: sw.Session, handles: Any) -> None:

@@ -28,6 +28,7 @@ from shardwright.plans.shardings import Mesh
 from tests.planner.constraints.test_lowered_shardings import lower_text, using
 from tests.planner.running import xla_outputs
 from tests.planner.search.test_meshes import cluster as nodes
+from tests.tables import list_failing_rows
 
 Specs = tuple[P, P]
 
@@ -86,38 +87,40 @@ TWO = mesh_of(dp=2, tp=2)
 # ---- which axes stand for which -------------------------------------------------------
 
 
-@pytest.mark.parametrize(
-    ("own", "mesh", "expected"),
-    [
-        (ProgramMesh(sizes={"dp": 2, "tp": 2}), {"dp": 4, "tp": 2}, {"dp": ("dp",), "tp": ("tp",)}),
-        (ProgramMesh(sizes={"dp": 4, "tp": 2}), {"dp": 2, "tp": 4}, {"dp": ("dp",), "tp": ("tp",)}),
-        (ProgramMesh(sizes={"dp": 2, "x": 4}), {"x": 2, "dp": 4}, {"dp": ("dp",), "x": ("x",)}),  # not by devices
-        (ProgramMesh(sizes={"dp": 2, "tp": 2}, split_axes=("dp", "tp")), {"dp": 8}, {"dp": ("dp",), "tp": ()}),
-        (
-            ProgramMesh(sizes={"dp": 2, "tp": 2}, split_axes=("dp", "tp")),
-            {"a": 2, "b": 4},
-            {"dp": ("a",), "tp": ("b",)},
-        ),
-        (
-            ProgramMesh(sizes={"dp": 2, "tp": 2}, split_axes=("tp", "dp")),
-            {"a": 2, "b": 4},
-            {"tp": ("a",), "dp": ("b",)},
-        ),
-        (ProgramMesh(sizes={"dp": 4, "pp": 2}, split_axes=("pp",)), {"a": 4, "b": 2}, {"pp": ("b",), "dp": ("a",)}),
-        (
-            ProgramMesh(sizes={"dp": 4, "pp": 2}, split_axes=("pp",)),
-            {"a": 4},
-            {"pp": ("a",)},
-        ),  # nothing for what is not used
-        (
-            ProgramMesh(sizes={"a": 2, "b": 2}, split_axes=("b", "a"), is_named=False),
-            {"a": 4, "b": 1},
-            {"b": ("a",), "a": ()},
-        ),
-    ],
+OTHER_NUMBERS = (
+    (ProgramMesh(sizes={"dp": 2, "tp": 2}), {"dp": 4, "tp": 2}, {"dp": ("dp",), "tp": ("tp",)}),
+    (ProgramMesh(sizes={"dp": 4, "tp": 2}), {"dp": 2, "tp": 4}, {"dp": ("dp",), "tp": ("tp",)}),
+    (ProgramMesh(sizes={"dp": 2, "x": 4}), {"x": 2, "dp": 4}, {"dp": ("dp",), "x": ("x",)}),  # not by devices
+    (ProgramMesh(sizes={"dp": 2, "tp": 2}, split_axes=("dp", "tp")), {"dp": 8}, {"dp": ("dp",), "tp": ()}),
+    (
+        ProgramMesh(sizes={"dp": 2, "tp": 2}, split_axes=("dp", "tp")),
+        {"a": 2, "b": 4},
+        {"dp": ("a",), "tp": ("b",)},
+    ),
+    (
+        ProgramMesh(sizes={"dp": 2, "tp": 2}, split_axes=("tp", "dp")),
+        {"a": 2, "b": 4},
+        {"tp": ("a",), "dp": ("b",)},
+    ),
+    (ProgramMesh(sizes={"dp": 4, "pp": 2}, split_axes=("pp",)), {"a": 4, "b": 2}, {"pp": ("b",), "dp": ("a",)}),
+    (
+        ProgramMesh(sizes={"dp": 4, "pp": 2}, split_axes=("pp",)),
+        {"a": 4},
+        {"pp": ("a",)},
+    ),  # nothing for what is not used
+    (
+        ProgramMesh(sizes={"a": 2, "b": 2}, split_axes=("b", "a"), is_named=False),
+        {"a": 4, "b": 1},
+        {"b": ("a",), "a": ()},
+    ),
 )
-def test_axes_of_another_number_of_devices(own: ProgramMesh, mesh: dict[str, int], expected: dict[str, Any]) -> None:
-    assert own.on(Mesh.of(mesh)) == expected
+
+
+def test_axes_of_another_number_of_devices() -> None:
+    def check(own: ProgramMesh, mesh: dict[str, int], expected: dict[str, Any]) -> None:
+        assert own.on(Mesh.of(mesh)) == expected
+
+    assert list_failing_rows(check, OTHER_NUMBERS) == []
 
 
 def _read(sharding: str) -> list[tuple[tuple[int, int | None], ...]]:
@@ -144,34 +147,41 @@ def test_lists_of_devices_are_read_as_the_iotas_that_they_are(factors: tuple[int
 # ---- what is planned --------------------------------------------------------------------
 
 
+# fmt: off
+# A program's mesh, its two specs, devices; how many axes the constraints split.
+SCALED: tuple[tuple[Any, ...], ...] = (
+    (mesh_of(dp=2), (P("dp"), P("dp")), 8, 1), (TWO, BOTH, 8, 2), (TWO, BOTH, nodes(4, 4), 2), (TWO, BOTH, 6, 2),
+    (TWO, BOTH, 1, 0), (TWO, BOTH, 3, 1), (mesh_of(dp=3), (P("dp"), P("dp")), 8, 1),
+    (mesh_of(dp=4, tp=4), BOTH, 8, 2),
+    (mesh_of(rows=2, columns=2), (P("rows"), P("rows", "columns")), 8, 2), (mesh_of(dp=2, pp=2, tp=4), BOTH, 8, 2),
+    (TWO, (P(("dp", "tp")), P("dp", "tp")), 8, 2), (TWO, (P(("tp", "dp")), P("tp", "dp")), 8, 2),
+    (mesh_of(a=2, b=2, c=2, d=2), (P("a", "b"), P("c", "d")), 8, 3),
+    (mesh_of(a=2, b=2, c=2, d=2), (P(("a", "b")), P(("a", "b"), ("c", "d"))), 4, 2),
+)
+# fmt: on
+
+
 @pytest.mark.dear
 @pytest.mark.parametrize("partitioner", ["shardy", "gspmd"])
-@pytest.mark.parametrize(
-    ("mesh", "specs", "devices", "split"),
-    [
-        (mesh_of(dp=2), (P("dp"), P("dp")), 8, 1), (TWO, BOTH, 8, 2), (TWO, BOTH, nodes(4, 4), 2), (TWO, BOTH, 6, 2),
-        (TWO, BOTH, 1, 0), (TWO, BOTH, 3, 1), (mesh_of(dp=3), (P("dp"), P("dp")), 8, 1),
-        (mesh_of(dp=4, tp=4), BOTH, 8, 2),
-        (mesh_of(rows=2, columns=2), (P("rows"), P("rows", "columns")), 8, 2), (mesh_of(dp=2, pp=2, tp=4), BOTH, 8, 2),
-        (TWO, (P(("dp", "tp")), P("dp", "tp")), 8, 2), (TWO, (P(("tp", "dp")), P("tp", "dp")), 8, 2),
-        (mesh_of(a=2, b=2, c=2, d=2), (P("a", "b"), P("c", "d")), 8, 3),
-        (mesh_of(a=2, b=2, c=2, d=2), (P(("a", "b")), P(("a", "b"), ("c", "d"))), 4, 2),
-    ],
-)  # fmt: skip
-def test_axes_are_scaled_to_the_devices(
-    mesh: AbstractMesh, specs: Specs, devices: int | Cluster, split: int, partitioner: str
-) -> None:
+def test_axes_are_scaled_to_the_devices(partitioner: str) -> None:
     """What the two constraints split: as many axes as before, of all that the devices have factors for."""
-    with using(partitioner):
-        text = lower_text(step_of(mesh, specs), *ARGUMENTS, donate_argnums=(0, 1))
-    planned = plan_on(text, devices)
-    axes = {axis for dims in hold_so(planned) for dim in dims for axis in dim if planned.mesh.sizes[axis] > 1}
-    assert len(axes) == split
+
+    def check(mesh: AbstractMesh, specs: Specs, devices: int | Cluster, split: int) -> None:
+        with using(partitioner):
+            text = lower_text(step_of(mesh, specs), *ARGUMENTS, donate_argnums=(0, 1))
+        planned = plan_on(text, devices)
+        axes = {axis for dims in hold_so(planned) for dim in dims for axis in dim if planned.mesh.sizes[axis] > 1}
+        assert len(axes) == split
+
+    assert list_failing_rows(check, SCALED) == []
 
 
-@pytest.mark.parametrize("mesh", [None, {"dp": 8}, {"dp": 2, "tp": 4}, {"dp": 4, "tp": 2}, {"a": 2, "b": 2, "c": 2}])
-@pytest.mark.parametrize("own", [mesh_of(dp=2), TWO], ids=str)
-def test_meshes_of_the_user(own: AbstractMesh, mesh: dict[str, int] | None) -> None:
+def test_meshes_of_the_user() -> None:
+    meshes = (None, {"dp": 8}, {"dp": 2, "tp": 4}, {"dp": 4, "tp": 2}, {"a": 2, "b": 2, "c": 2})
+    assert list_failing_rows(check_mesh_of_the_user, product((mesh_of(dp=2), TWO), meshes)) == []
+
+
+def check_mesh_of_the_user(own: AbstractMesh, mesh: dict[str, int] | None) -> None:
     specs = BOTH if "tp" in own.axis_names else (P("dp"), P("dp"))
     planned = plan_on(lower_text(step_of(own, specs), *ARGUMENTS), 8, mesh=mesh)
     assert mesh is None or planned.mesh == Mesh.of(mesh)

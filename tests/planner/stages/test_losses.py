@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from itertools import product
 from typing import Any
 
 import jax
@@ -19,6 +20,7 @@ from tests.planner.programs import lower
 from tests.planner.stages.losses import LAYERS, LOSSES, RESULTS, classifier, without_names
 from tests.planner.stages.stage_programs import normal
 from tests.planner.stages.test_coarse import assert_values_go_one_way
+from tests.tables import list_failing_rows
 
 
 def parts_of(text: str) -> Clustering:
@@ -39,26 +41,31 @@ def per_layer(coarse: Clustering) -> list[int]:
     return [count for count in counts if count]
 
 
-@pytest.mark.parametrize("loss", LOSSES)
-def test_losses_leave_a_part_to_each_layer(loss: str) -> None:
+def test_losses_leave_a_part_to_each_layer() -> None:
     """Its product, and the two of its gradients; the first layer's input has none."""
-    coarse = parts_of(lower(classifier(loss)))
-    assert_values_go_one_way(coarse)
-    assert per_layer(coarse) == [2, *[3] * LAYERS]
+
+    def check(loss: str) -> None:
+        coarse = parts_of(lower(classifier(loss)))
+        assert_values_go_one_way(coarse)
+        assert per_layer(coarse) == [2, *[3] * LAYERS]
+
+    assert list_failing_rows(check, zip(LOSSES)) == []
 
 
 @pytest.mark.dear
-@pytest.mark.parametrize("has_names", [True, False])
-@pytest.mark.parametrize("results", RESULTS)
-def test_results_decide_nothing(results: str, has_names: bool) -> None:
+def test_results_decide_nothing() -> None:
     """Arguments lie where they lie for the loss alone, with JAX's name stack and without."""
-    text = lower(classifier(results=results))
-    coarse = parts_of(text if has_names else without_names(text))
-    assert_values_go_one_way(coarse)
-    assert per_layer(coarse) == [2, *[3] * LAYERS]
     expected = part_of_arguments(parts_of(lower(classifier(results="loss, accuracy"))))
     labels = len(expected) - 1  # the loss reads them last, the accuracy not at all
-    assert part_of_arguments(coarse)[:labels] == expected[:labels]
+
+    def check(results: str, has_names: bool) -> None:
+        text = lower(classifier(results=results))
+        coarse = parts_of(text if has_names else without_names(text))
+        assert_values_go_one_way(coarse)
+        assert per_layer(coarse) == [2, *[3] * LAYERS]
+        assert part_of_arguments(coarse)[:labels] == expected[:labels]
+
+    assert list_failing_rows(check, product(RESULTS, (True, False))) == []
 
 
 def adversarial() -> Any:
