@@ -112,7 +112,6 @@ def check_priced(search: Search, candidate: CandidatePlan, peak: MemoryConstrain
 NOTHING = MemoryConstraint(values={}, layout_copies=frozenset(), always_live=frozenset(), margin=0.0)
 
 
-@pytest.mark.dear
 def test_what_products_turn_has_a_price() -> None:
     search = make_search(STEP)
     outcome = search.search_meshes()
@@ -562,7 +561,6 @@ class _FastestAlone(LagrangianSearch):
         return None
 
 
-@pytest.mark.dear
 def test_where_no_price_fits_a_plan_that_does_is_made_faster() -> None:
     """Of parts of it and of one that a price gave; without one that is known there is none."""
     search = make_search(lower(gpt2(layers=3, batch=32, length=32)), BY_PRICES)

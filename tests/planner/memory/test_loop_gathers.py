@@ -88,7 +88,6 @@ def both_ways(text: str, price: float = 1.0) -> tuple[Search, CandidatePlan, Can
     return search, priced(replace(peak, loop_gathers=frozenset())), priced(peak, carry_at(search, result))
 
 
-@pytest.mark.dear
 def test_what_a_loop_carries_otherwise_has_a_price() -> None:
     search, gathering, thrifty = both_ways(STEP)
     peak, chain = carry_at(search, gathering), gathering.chain

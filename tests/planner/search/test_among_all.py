@@ -25,7 +25,6 @@ def all_strategies(search: Search) -> tuple[Chain, ChainSolution]:
     return chain, solve_tied(chain)
 
 
-@pytest.mark.dear
 def test_they_find_the_best_plan_that_fits_where_descents_do_not() -> None:
     """By integer programs over all strategies; none is solved for the plan that is compared with that."""
     search, fastest = with_less_memory(16, 2048, SearchLimits(max_exact_states=0))

@@ -105,7 +105,6 @@ def test_what_else_is_asked_for_holds(asked: dict[str, Any]) -> None:
         assert len(result.mesh.axes) == 2
 
 
-@pytest.mark.dear
 def test_with_a_deadline_it_is_no_slower_than_what_is_known_at_once() -> None:
     text, cluster = text_of("transformer"), CLUSTERS["8 CPUs"]
     outcome, _ = make_plan(text, cluster, just_late(), effort="fast", deadline_s=1e-9)

@@ -44,7 +44,6 @@ def text() -> str:
     return jax.jit(attention).lower(*(jax.ShapeDtypeStruct(shape, "float32") for shape in shapes)).as_text("hlo")
 
 
-@pytest.mark.dear
 def test_a_bound_follows_heads_that_no_axis_divides(text: str) -> None:
     search = Search(text, EIGHT, PlanOptions())
     best = search.build_chain(FINE, ForcedStrategy(), frozenset()).solve(20.0)

@@ -59,7 +59,6 @@ def test_tangents_lead_to_the_price_that_bounds_most(seed: int, times: float) ->
     assert 1.01 * low.bound_s < climbed_s <= best_s
 
 
-@pytest.mark.dear
 def test_what_is_no_cut_ends_it() -> None:
     """A solution read off messages that costs more than both tangents promise says nothing new."""
     dual, low, best_s = dual_and_optimum(0)

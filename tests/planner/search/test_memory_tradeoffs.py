@@ -257,7 +257,6 @@ def test_where_nothing_fits_by_far_other_meshes_are_tried_only_if_they_need_far_
     assert len(search.asked) < len(plans)
 
 
-@pytest.mark.dear
 def test_parts_that_cannot_be_enough_are_not_searched() -> None:
     """Two parts need half of what one does, or more."""
     outcome = _outcome(_WholeBatchOnly)
