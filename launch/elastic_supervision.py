@@ -32,10 +32,9 @@ from shardwright.launch.supervision import (
     SignalReceived,
     StartProcesses,
     Supervisor,
-    Tick,
     shell_exit_code,
 )
-from shardwright.membership import Limits, Membership
+from shardwright.membership import Limits, Membership, TimePassed
 from shardwright.processes import describe_exit
 
 
@@ -186,7 +185,7 @@ class ElasticSupervisor(Supervisor):
             case RanksStalled(generation, ranks, call, seconds):
                 workers = [self._current[rank] for rank in ranks] if generation == self._generation else []
                 actions = self._on_hung(workers, f"has not called {call}, which others wait in for {seconds:.0f} s")
-            case NodeReady() | NodeLost() | ProcessEnded() | SignalReceived() | Tick():
+            case NodeReady() | NodeLost() | ProcessEnded() | SignalReceived() | TimePassed():
                 actions = list(super().handle(event, now_s))
         if self._phase == "running":
             self._set_deadline()
@@ -406,7 +405,7 @@ class ElasticSupervisor(Supervisor):
         for host in late:
             actions += self.handle(NodeLost(host, f"no answer within {self._start_timeout_s:g} s"), now_s)
         if self._phase == "running" and not self._finishing:
-            actions += self._follow(self._members.handle(membership.TimePassed(), now_s), now_s)
+            actions += self._follow(self._members.handle(TimePassed(), now_s), now_s)
         if self._few_since_s is not None and now_s >= self._few_since_s + self._elastic_timeout_s:
             actions += self._give_up(
                 f"fewer than --min-np {self._limits.min_size} workers for {self._elastic_timeout_s:g} s", now_s

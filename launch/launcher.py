@@ -15,28 +15,14 @@ from types import FrameType
 from typing import TypeVar
 
 from shardwright.errors import LaunchError
+from shardwright.launch import supervision as sv
 from shardwright.launch.hosts import Host, is_this_machine
 from shardwright.launch.job import Job
 from shardwright.launch.node import Node, node_command
 from shardwright.launch.output import JobOutput, Sink
 from shardwright.launch.server_supervision import ServerSupervisor
 from shardwright.launch.ssh import SshOptions
-from shardwright.launch.supervision import (
-    FORWARDED_SIGNALS,
-    CloseNode,
-    Event,
-    Finish,
-    NodeLost,
-    NodeReady,
-    OpenNode,
-    ProcessEnded,
-    Say,
-    SendSignal,
-    SignalReceived,
-    StartProcesses,
-    Supervisor,
-    Tick,
-)
+from shardwright.membership import TimePassed
 from shardwright.processes import describe_exit
 
 _E = TypeVar("_E")
@@ -75,7 +61,7 @@ class RunOptions:
 class Nodes:
     """The hosts of a job that are reached, by name. report: see `Node`."""
 
-    def __init__(self, output: JobOutput, report: Callable[[Event], None], options: RunOptions) -> None:
+    def __init__(self, output: JobOutput, report: Callable[[sv.Event], None], options: RunOptions) -> None:
         self._output = output
         self._report = report
         self._options = options
@@ -115,15 +101,15 @@ class Nodes:
             node.finish_close(until_s)
 
 
-def run_job(job: Job, options: RunOptions) -> Finish:
+def run_job(job: Job, options: RunOptions) -> sv.Finish:
     """Run a job to the end of all of its processes. Raises LaunchError without ssh, OptionError for output_dir."""
-    events: queue.SimpleQueue[Event] = queue.SimpleQueue()
+    events: queue.SimpleQueue[sv.Event] = queue.SimpleQueue()
     output = JobOutput(
         job.processes,
         options.sinks,
         directory=options.output_dir,
         timestamps=options.timestamps,
-        on_broken_pipe=lambda: events.put(SignalReceived(signal.SIGPIPE)),
+        on_broken_pipe=lambda: events.put(sv.SignalReceived(signal.SIGPIPE)),
     )
     nodes = Nodes(output, events.put, options)
     with contextlib.closing(output), forward_signals(events.put if options.take_signals else None):
@@ -136,23 +122,23 @@ def run_job(job: Job, options: RunOptions) -> Finish:
             nodes.close_all()
 
 
-def _make_supervisor(job: Job, options: RunOptions) -> Supervisor:
+def _make_supervisor(job: Job, options: RunOptions) -> sv.Supervisor:
     hosts = {process.number: process.host.name for process in job.processes}
     start_timeout_s, grace_s, now_s = options.start_timeout_s, options.grace_s, time.monotonic()
     if job.restarts:
         return ServerSupervisor(
             hosts, may_shrink=job.may_shrink, start_timeout_s=start_timeout_s, grace_s=grace_s, now_s=now_s
         )
-    return Supervisor(hosts, start_timeout_s=start_timeout_s, grace_s=grace_s, fail_fast=job.fail_fast, now_s=now_s)
+    return sv.Supervisor(hosts, start_timeout_s=start_timeout_s, grace_s=grace_s, fail_fast=job.fail_fast, now_s=now_s)
 
 
-def failure_of(job: Job, outcome: Finish) -> LaunchError | None:
+def failure_of(job: Job, outcome: sv.Finish) -> LaunchError | None:
     """The error of a failed job; None after success, or after the user's signal."""
     others = {0: "", 1: "; the other one was ended"}.get(
         outcome.ended_others, f"; the other {outcome.ended_others} were ended"
     )
     match outcome.failure:
-        case ProcessEnded(number, code, reason):
+        case sv.ProcessEnded(number, code, reason):
             process = next(process for process in job.processes if process.number == number)
             if reason:
                 message = f"{process.description} cannot be started: {reason}"
@@ -163,7 +149,7 @@ def failure_of(job: Job, outcome: Finish) -> LaunchError | None:
                 )
                 remedy = ""
             return LaunchError(message, where=process.host.name, remedy=remedy)
-        case NodeLost(host, reason):
+        case sv.NodeLost(host, reason):
             return LaunchError(f"{reason}{others}", where=host, remedy=_find_remedy(reason, host))
     return None
 
@@ -184,8 +170,8 @@ def ssh_of(host: Host, ssh: SshOptions) -> SshOptions | None:
 
 
 def _supervise(
-    job: Job, supervisor: Supervisor, nodes: Nodes, events: queue.SimpleQueue[Event], options: RunOptions
-) -> Finish:
+    job: Job, supervisor: sv.Supervisor, nodes: Nodes, events: queue.SimpleQueue[sv.Event], options: RunOptions
+) -> sv.Finish:
     hosts = {host.name: host for host in job.hosts}
     while True:
         event = next_event(events, supervisor.deadline_s)
@@ -193,53 +179,53 @@ def _supervise(
             options.note(text)
         for action in supervisor.handle(event, time.monotonic()):
             match action:
-                case OpenNode(name):
+                case sv.OpenNode(name):
                     nodes.open(hosts[name])
-                case CloseNode(name):
+                case sv.CloseNode(name):
                     nodes.close(name)
-                case StartProcesses(numbers):
+                case sv.StartProcesses(numbers):
                     nodes.start(job, numbers)
-                case SendSignal(number, numbers):
+                case sv.SendSignal(number, numbers):
                     options.note(f"{signal.Signals(number).name} to {len(numbers)} processes")
                     nodes.send_signal(number, numbers)
-                case Say(text):
+                case sv.Say(text):
                     options.say(text)
-                case Finish():
+                case sv.Finish():
                     return action
 
 
-def next_event(events: queue.SimpleQueue[_E], deadline_s: float | None) -> _E | Tick:
-    """The next event; `Tick` at the deadline, and now and then, so that signals are seen."""
+def next_event(events: queue.SimpleQueue[_E], deadline_s: float | None) -> _E | TimePassed:
+    """The next event; `TimePassed` at the deadline, and now and then, so that signals are seen."""
     wait_s = _MAX_WAIT_S if deadline_s is None else min(_MAX_WAIT_S, max(0.0, deadline_s - time.monotonic()))
     try:
         return events.get(timeout=wait_s)
     except queue.Empty:
-        return Tick()
+        return TimePassed()
 
 
-def _describe(event: Event) -> str:
+def _describe(event: sv.Event) -> str:
     match event:
-        case NodeReady(host):
+        case sv.NodeReady(host):
             return f"{host} is ready"
-        case ProcessEnded(number, code):
+        case sv.ProcessEnded(number, code):
             return f"process {number} ended with {code}"
-        case SignalReceived(number):
+        case sv.SignalReceived(number):
             return f"got {signal.Signals(number).name}"
         case _:
             return ""
 
 
 @contextlib.contextmanager
-def forward_signals(report: Callable[[SignalReceived], None] | None) -> Iterator[None]:
+def forward_signals(report: Callable[[sv.SignalReceived], None] | None) -> Iterator[None]:
     """Turn the launcher's signals into events within the block; signals ignored before stay ignored."""
     if report is None or threading.current_thread() is not threading.main_thread():
         yield
         return
 
     def put(number: int, frame: FrameType | None) -> None:
-        report(SignalReceived(number))
+        report(sv.SignalReceived(number))
 
-    before = {number: signal.getsignal(number) for number in (*_ENDING_SIGNALS, *FORWARDED_SIGNALS)}
+    before = {number: signal.getsignal(number) for number in (*_ENDING_SIGNALS, *sv.FORWARDED_SIGNALS)}
     for number, handler in before.items():
         if handler is not signal.SIG_IGN:
             signal.signal(number, put)

@@ -13,6 +13,8 @@ import signal
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+from shardwright.membership import TimePassed
+
 #: Seconds from SIGTERM to SIGKILL after a failure: no process can continue without the lost one.
 FAILURE_GRACE_S = 1.0
 #: Seconds for hosts to report the killed processes.
@@ -54,12 +56,7 @@ class SignalReceived:
     number: int
 
 
-@dataclass(frozen=True, slots=True)
-class Tick:
-    """Time has passed, perhaps up to the deadline."""
-
-
-Event = NodeReady | NodeLost | ProcessEnded | SignalReceived | Tick
+Event = NodeReady | NodeLost | ProcessEnded | SignalReceived | TimePassed
 
 
 # ---- actions ----
@@ -161,7 +158,7 @@ class Supervisor:
                 return self._on_process_ended(event, now_s)
             case SignalReceived():
                 return self._on_signal(event, now_s)
-            case Tick():
+            case TimePassed():
                 return self._on_tick(now_s)
 
     # ---- hosts and processes ----

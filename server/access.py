@@ -10,7 +10,7 @@ import functools
 import logging
 import os
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping
+from collections.abc import AsyncIterator, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 from urllib.parse import unquote
@@ -25,10 +25,9 @@ from shardwright.errors import AuthenticationError, ClusterConfigError, Shardwri
 from shardwright.proto.v1 import master_pb2, operators_pb2, worker_pb2
 from shardwright.protocol.session_secrets import opens, value_of
 from shardwright.server.handlers import (
-    AioInterceptor,
-    Handler,
-    Interceptor,
+    AioWrappingInterceptor,
     Send,
+    WrappingInterceptor,
     abort,
     abort_aio,
     answer_aio,
@@ -167,7 +166,7 @@ def _denial(protection: Protection) -> AuthenticationError:
 
 
 # ---- tokens ---------------------------------------------------------------------
-class AccessInterceptor(Interceptor):
+class AccessInterceptor(WrappingInterceptor):
     """Refuses calls of those who may not make them, on a threaded server.
 
     also: metadata, (key, value), that each call carries besides its token.
@@ -177,13 +176,8 @@ class AccessInterceptor(Interceptor):
         self._access = access
         self._also = also
 
-    def intercept_service(
-        self,
-        continuation: Callable[[grpc.HandlerCallDetails], Handler | None],
-        handler_call_details: grpc.HandlerCallDetails,
-    ) -> Handler | None:
-        handler = continuation(handler_call_details)
-        error = self._refusal(handler_call_details)
+    def wrap(self, handler: Any, call: grpc.HandlerCallDetails) -> Any:
+        error = self._refusal(call)
         if handler is None or error is None:
             return handler
 
@@ -203,19 +197,14 @@ class AccessInterceptor(Interceptor):
         return AuthenticationError("the call does not carry this service's key", remedy="only executors call it")
 
 
-class AioAccessInterceptor(AioInterceptor):
+class AioAccessInterceptor(AioWrappingInterceptor):
     """The same on an asyncio server."""
 
     def __init__(self, access: Access) -> None:
         self._access = access
 
-    async def intercept_service(
-        self,
-        continuation: Callable[[grpc.HandlerCallDetails], Awaitable[Handler]],
-        handler_call_details: grpc.HandlerCallDetails,
-    ) -> Handler:
-        handler = await continuation(handler_call_details)
-        error = self._access.refusal(handler_call_details.method, handler_call_details.invocation_metadata)
+    def wrap(self, handler: Any, call: grpc.HandlerCallDetails) -> Any:
+        error = self._access.refusal(call.method, call.invocation_metadata)
         if handler is None or error is None:
             return handler
 
@@ -279,19 +268,14 @@ class _SessionGuard:
             yield request
 
 
-class SessionInterceptor(Interceptor):
+class SessionInterceptor(WrappingInterceptor):
     """Ends calls that name a session without its secret, on a threaded server."""
 
-    def intercept_service(
-        self,
-        continuation: Callable[[grpc.HandlerCallDetails], Handler | None],
-        handler_call_details: grpc.HandlerCallDetails,
-    ) -> Handler | None:
-        handler: Any = continuation(handler_call_details)
-        field = SESSION_FIELDS.get(handler_call_details.method, "")
+    def wrap(self, handler: Any, call: grpc.HandlerCallDetails) -> Any:
+        field = SESSION_FIELDS.get(call.method, "")
         if handler is None or not field:
-            return handler  # type: ignore[no-any-return]
-        behaviour, metadata = behaviour_of(handler), handler_call_details.invocation_metadata
+            return handler
+        behaviour, metadata = behaviour_of(handler), call.invocation_metadata
 
         @functools.wraps(behaviour)  # keeps gRPC's marks
         def checked(request: Any, context: grpc.ServicerContext, *send: Send) -> Any:
@@ -307,19 +291,14 @@ class SessionInterceptor(Interceptor):
         return with_behaviour(handler, checked, reads=handler.request_deserializer)
 
 
-class AioSessionInterceptor(AioInterceptor):
+class AioSessionInterceptor(AioWrappingInterceptor):
     """The same on an asyncio server."""
 
-    async def intercept_service(
-        self,
-        continuation: Callable[[grpc.HandlerCallDetails], Awaitable[Handler]],
-        handler_call_details: grpc.HandlerCallDetails,
-    ) -> Handler:
-        handler: Any = await continuation(handler_call_details)
-        field = SESSION_FIELDS.get(handler_call_details.method, "")
+    def wrap(self, handler: Any, call: grpc.HandlerCallDetails) -> Any:
+        field = SESSION_FIELDS.get(call.method, "")
         if handler is None or not field:
-            return handler  # type: ignore[no-any-return]
-        behaviour, metadata = behaviour_of(handler), handler_call_details.invocation_metadata
+            return handler
+        behaviour, metadata = behaviour_of(handler), call.invocation_metadata
 
         async def checked(request: Any, context: Any) -> Any:
             guard = _SessionGuard(field, metadata)

@@ -6,6 +6,7 @@ interceptors here answer with `ProtocolError`, and log nothing.
 
 from __future__ import annotations
 
+import abc
 import functools
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any, TypeVar, cast
@@ -102,6 +103,36 @@ async def answer_aio(behaviour: Any, request: Any, context: Any) -> Any:
     return None
 
 
+class WrappingInterceptor(Interceptor):
+    """Puts another handler in the place of each call's, on a threaded server."""
+
+    def intercept_service(
+        self,
+        continuation: Callable[[grpc.HandlerCallDetails], Handler | None],
+        handler_call_details: grpc.HandlerCallDetails,
+    ) -> Handler | None:
+        return cast(Handler | None, self.wrap(continuation(handler_call_details), handler_call_details))
+
+    @abc.abstractmethod
+    def wrap(self, handler: Any, call: grpc.HandlerCallDetails) -> Any:
+        """What answers a call in the place of `handler`, which is None where nobody knows the call."""
+
+
+class AioWrappingInterceptor(AioInterceptor):
+    """The same on an asyncio server."""
+
+    async def intercept_service(
+        self,
+        continuation: Callable[[grpc.HandlerCallDetails], Awaitable[Handler]],
+        handler_call_details: grpc.HandlerCallDetails,
+    ) -> Handler:
+        return cast(Handler, self.wrap(await continuation(handler_call_details), handler_call_details))
+
+    @abc.abstractmethod
+    def wrap(self, handler: Any, call: grpc.HandlerCallDetails) -> Any:
+        """See `WrappingInterceptor`."""
+
+
 class _Malformed:
     """In the place of a message."""
 
@@ -123,15 +154,10 @@ def _reader(deserialize: Callable[[bytes], Any] | None) -> Callable[[bytes], Any
     return read
 
 
-class ProtocolInterceptor(Interceptor):
+class ProtocolInterceptor(WrappingInterceptor):
     """Ends calls with malformed messages by ProtocolError, on a threaded server."""
 
-    def intercept_service(
-        self,
-        continuation: Callable[[grpc.HandlerCallDetails], Handler | None],
-        handler_call_details: grpc.HandlerCallDetails,
-    ) -> Handler | None:
-        handler: Any = continuation(handler_call_details)
+    def wrap(self, handler: Any, call: grpc.HandlerCallDetails) -> Any:
         if handler is None:
             return None
         behaviour = behaviour_of(handler)
@@ -145,17 +171,12 @@ class ProtocolInterceptor(Interceptor):
         return with_behaviour(handler, checked, reads=_reader(handler.request_deserializer))
 
 
-class AioProtocolInterceptor(AioInterceptor):
+class AioProtocolInterceptor(AioWrappingInterceptor):
     """The same on an asyncio server."""
 
-    async def intercept_service(
-        self,
-        continuation: Callable[[grpc.HandlerCallDetails], Awaitable[Handler]],
-        handler_call_details: grpc.HandlerCallDetails,
-    ) -> Handler:
-        handler: Any = await continuation(handler_call_details)
+    def wrap(self, handler: Any, call: grpc.HandlerCallDetails) -> Any:
         if handler is None:  # a call that nobody knows
-            return cast(Handler, handler)
+            return None
         behaviour = behaviour_of(handler)
 
         async def checked(request: Any, context: Any) -> Any:

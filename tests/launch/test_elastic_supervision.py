@@ -32,9 +32,8 @@ from shardwright.launch.supervision import (
     SendSignal,
     SignalReceived,
     StartProcesses,
-    Tick,
 )
-from shardwright.membership import Limits
+from shardwright.membership import Limits, TimePassed
 
 
 def hosts(**slots: int) -> HostsDiscovered:
@@ -81,7 +80,7 @@ def test_the_first_generation_does_not_wait_longer_than_the_start_timeout() -> N
     job = Job()
     job.send(hosts(a=3), NodeReady("a"), WorkerReady(0), WorkerReady(2))
     assert job.supervisor.deadline_s == 30.0
-    assert formed(job.send(Tick(), at_s=30.0)) == (0, (0, 2))
+    assert formed(job.send(TimePassed(), at_s=30.0)) == (0, (0, 2))
 
 
 def test_survivors_form_the_next_generation_without_a_replacement() -> None:
@@ -91,7 +90,7 @@ def test_survivors_form_the_next_generation_without_a_replacement() -> None:
     assert job.send(WorkerReady(0, lost=True, commits=4)) == [TellLost(0, (2,))]
     assert formed(job.send(WorkerReady(2, lost=True, commits=4))) == (1, (0, 2))
     assert job.said[0] == "rank 1 of generation 0 on a ended with SIGKILL"
-    assert job.send(Tick(), at_s=2.0) == [StartProcesses((3,))]  # once the host has waited
+    assert job.send(TimePassed(), at_s=2.0) == [StartProcesses((3,))]  # once the host has waited
     assert job.send(WorkerReady(3)) == [TellChanged((0, 2))]
     assert job.send(WorkerReady(0, commits=6)) == []
     assert formed(job.send(WorkerReady(2, commits=6))) == (2, (0, 2, 3))
@@ -103,7 +102,7 @@ def test_fewer_than_the_least_wait_for_a_replacement() -> None:
     job.send(ProcessEnded(1, 1))
     assert job.send(WorkerReady(0, lost=True), WorkerReady(2, lost=True))[1:] == []
     assert job.said[-1] == "2 workers are fewer than --min-np 3: waiting for hosts"
-    assert job.send(Tick(), at_s=2.0) == [StartProcesses((3,))]
+    assert job.send(TimePassed(), at_s=2.0) == [StartProcesses((3,))]
     assert formed(job.send(WorkerReady(3))) == (1, (0, 2, 3))
 
 
@@ -112,7 +111,7 @@ def test_too_few_for_too_long_ends_the_job_with_the_failure() -> None:
     job.start(a=3)
     job.send(ProcessEnded(1, 7), WorkerReady(0, lost=True), WorkerReady(2, lost=True))
     assert job.supervisor.deadline_s == 101.0
-    assert job.send(Tick(), at_s=101.0) == [SendSignal(SIGTERM, (0, 2))]
+    assert job.send(TimePassed(), at_s=101.0) == [SendSignal(SIGTERM, (0, 2))]
     (finish,) = job.send(ProcessEnded(0, -15), ProcessEnded(2, -15), at_s=102.0)
     assert isinstance(finish, Finish)
     assert (finish.exit_code, finish.reason) == (7, "fewer than --min-np 3 workers for 100 s")
@@ -134,7 +133,7 @@ def test_who_does_not_leave_a_broken_generation_is_ended_in_the_end() -> None:
     job = Job(Limits(min_size=1, max_size=3))
     job.start(a=3)
     job.send(ProcessEnded(1, -9), WorkerReady(0, lost=True))
-    assert [action for action in job.send(Tick(), at_s=101.0) if isinstance(action, SendSignal)] == [
+    assert [action for action in job.send(TimePassed(), at_s=101.0) if isinstance(action, SendSignal)] == [
         SendSignal(SIGKILL, (2,))
     ]
     assert formed(job.send(ProcessEnded(2, -9), at_s=101.1)) == (1, (0,))
@@ -144,8 +143,8 @@ def test_new_workers_that_never_come_are_not_waited_for_without_end() -> None:
     job = Job(Limits(min_size=3, max_size=3))
     job.start(a=3)
     job.send(ProcessEnded(1, 7), WorkerReady(0, lost=True), WorkerReady(2, lost=True))
-    assert job.send(Tick(), at_s=2.0) == [StartProcesses((3,))]
-    assert job.send(Tick(), at_s=101.0) == [SendSignal(SIGTERM, (0, 2, 3))]
+    assert job.send(TimePassed(), at_s=2.0) == [StartProcesses((3,))]
+    assert job.send(TimePassed(), at_s=101.0) == [SendSignal(SIGTERM, (0, 2, 3))]
 
 
 def test_a_lost_host_is_let_go_and_its_ranks_with_it() -> None:
@@ -153,7 +152,7 @@ def test_a_lost_host_is_let_go_and_its_ranks_with_it() -> None:
     job.start(a=1, b=2)
     assert job.send(NodeLost("b", "ssh ended")) == [CloseNode("b"), TellLost(0, (0,))]
     assert formed(job.send(WorkerReady(0, lost=True))) == (1, (0,))
-    assert job.send(Tick(), at_s=2.0) == [OpenNode("b")]
+    assert job.send(TimePassed(), at_s=2.0) == [OpenNode("b")]
 
 
 def test_ranks_of_a_host_that_is_gone_leave_at_a_commit() -> None:
@@ -169,7 +168,7 @@ def test_state_that_nobody_has_any_more_ends_the_job() -> None:
     job = Job(Limits(min_size=1, max_size=2))
     job.start(a=2)
     job.send(ProcessEnded(1, -9), WorkerReady(0, lost=True, commits=5))
-    job.send(Tick(), at_s=2.0)
+    job.send(TimePassed(), at_s=2.0)
     job.send(WorkerReady(2), WorkerReady(0, commits=9), at_s=3.0)  # generation 2: the old one and a new one
     job.send(ProcessEnded(0, -9), at_s=3.1)  # before the new one has the state
     assert job.send(WorkerReady(2, lost=True, commits=0), at_s=3.2) == [SendSignal(SIGTERM, (2,))]
@@ -294,7 +293,7 @@ class World:
                 return self.end(worker, 1)
         if kind < 0.6 and self.alive:
             return self.progress(self.random.choice(sorted(self.alive)))
-        return self.send(Tick())
+        return self.send(TimePassed())
 
     def progress(self, worker: int) -> Finish | None:
         match self.alive[worker]:
@@ -319,7 +318,7 @@ class World:
             for worker in sorted(self.alive):
                 if worker in self.alive and (finish := self.progress(worker)) is not None:
                     return finish
-            if (finish := self.send(Tick())) is not None:
+            if (finish := self.send(TimePassed())) is not None:
                 return finish
             training = [worker for worker in self.current if self.alive.get(worker) == "training"]
             if self.generation >= 0 and training and not self.lost and not self.told:
@@ -354,4 +353,4 @@ def test_random_worlds_keep_training_and_end(start: int) -> None:
             assert finish.reason, seed
         else:
             assert not world.alive, seed
-        assert world.supervisor.handle(Tick(), world.now_s + 1e6) == []
+        assert world.supervisor.handle(TimePassed(), world.now_s + 1e6) == []

@@ -22,8 +22,8 @@ from shardwright.launch.supervision import (
     SendSignal,
     SignalReceived,
     StartProcesses,
-    Tick,
 )
+from shardwright.membership import TimePassed
 
 HOSTS = {0: "a", 1: "b", 2: "b"}
 KILLED = -SIGKILL
@@ -55,8 +55,8 @@ def test_a_lost_server_is_started_again_after_a_pause(task: int, code: int) -> N
     servers = running()
     assert servers.send(ProcessEnded(task, code), 5.0) == []
     assert servers.supervisor.deadline_s == 6.0
-    assert servers.send(Tick(), 5.9) == []
-    assert servers.send(Tick(), 6.0) == [StartProcesses((task,))]
+    assert servers.send(TimePassed(), 5.9) == []
+    assert servers.send(TimePassed(), 6.0) == [StartProcesses((task,))]
     how = "SIGKILL" if code < 0 else "exit code 75"
     assert servers.said == [f"task {task} on {HOSTS[task]} ended with {how}; it is started again in 1 s"]
 
@@ -67,7 +67,7 @@ def test_pauses_grow_until_a_server_has_run_for_a_while() -> None:
         servers.send(ProcessEnded(1, KILLED), now_s)
         assert servers.supervisor.deadline_s == now_s + pause_s
         now_s += pause_s
-        assert servers.send(Tick(), now_s) == [StartProcesses((1,))]
+        assert servers.send(TimePassed(), now_s) == [StartProcesses((1,))]
     servers.send(ProcessEnded(1, KILLED), now_s + 90.0)
     assert servers.supervisor.deadline_s == now_s + 91.0
 
@@ -93,10 +93,10 @@ def test_a_cluster_that_may_shrink_goes_on_without_it() -> None:
 def test_a_lost_host_is_reached_again_and_its_servers_started() -> None:
     servers = running()
     assert servers.send(NodeLost("b", "ssh ended"), 5.0) == [CloseNode("b")]
-    assert servers.send(Tick(), 6.0) == [OpenNode("b")]
-    assert servers.send(Tick(), 7.0) == []
-    assert servers.send(Tick(), 36.0) == [CloseNode("b")]  # no answer
-    assert servers.send(Tick(), 38.0) == [OpenNode("b")]
+    assert servers.send(TimePassed(), 6.0) == [OpenNode("b")]
+    assert servers.send(TimePassed(), 7.0) == []
+    assert servers.send(TimePassed(), 36.0) == [CloseNode("b")]  # no answer
+    assert servers.send(TimePassed(), 38.0) == [OpenNode("b")]
     assert servers.send(NodeReady("b"), 39.0) == [StartProcesses((1, 2))]
     assert servers.said == [
         "b is lost: ssh ended; it is started again in 1 s",
@@ -110,7 +110,7 @@ def test_a_host_that_does_not_answer_at_first() -> None:
     servers = Servers(may_shrink=True)
     assert servers.send(failure, 1.0) == [CloseNode("b")]
     assert servers.send(NodeReady("a"), 1.5) == [StartProcesses((0,))]
-    assert servers.send(Tick(), 2.0) == [OpenNode("b")]
+    assert servers.send(TimePassed(), 2.0) == [OpenNode("b")]
     assert servers.send(NodeReady("b"), 3.0) == [StartProcesses((1, 2))]
 
 
@@ -118,14 +118,14 @@ def test_nothing_is_started_after_the_master_has_ended_as_asked() -> None:
     servers = running()
     servers.send(ProcessEnded(1, KILLED), 5.0)
     assert servers.send(ProcessEnded(0, 0), 5.2) == []
-    assert servers.send(Tick(), 9.0) == []
+    assert servers.send(TimePassed(), 9.0) == []
     assert servers.send(ProcessEnded(2, os.EX_TEMPFAIL), 9.0) == [Finish(exit_code=0)]
 
 
 def test_a_server_that_left_as_asked_stays_away() -> None:
     servers = running()
     assert servers.send(ProcessEnded(2, 0), 5.0) == []
-    assert servers.send(Tick(), 60.0) == []
+    assert servers.send(TimePassed(), 60.0) == []
     assert servers.send(SignalReceived(SIGINT), 61.0) == [SendSignal(SIGINT, (0, 1))]
 
 
@@ -180,7 +180,7 @@ def test_whatever_happens_a_signal_ends_it_and_nothing_runs_twice(seed: int) -> 
             alive -= {1, 2}
             follow(servers.send(NodeLost("b", "gone"), now_s))
         else:
-            follow(servers.send(Tick(), now_s))
+            follow(servers.send(TimePassed(), now_s))
     assert finished is None
     follow(servers.send(SignalReceived(SIGTERM), now_s))
     for task in sorted(alive):

@@ -16,8 +16,8 @@ from shardwright.launch.supervision import (
     SignalReceived,
     StartProcesses,
     Supervisor,
-    Tick,
 )
+from shardwright.membership import TimePassed
 
 
 def ended(at_s: float, number: int, code: int) -> tuple[float, ProcessEnded]:
@@ -59,15 +59,15 @@ CASES: dict[str, tuple[list[tuple[float, Event]], list[object]]] = {
             *READY,
             ended(5.0, 0, 2),
             ended(5.5, 1, -15),
-            (5.9, Tick()),
-            (6.0, Tick()),
+            (5.9, TimePassed()),
+            (6.0, TimePassed()),
             ended(6.1, 2, -9),
             ended(6.1, 3, -9),
         ],
         [START, term(1, 2, 3), kill(2, 3), lost(2, ProcessEnded(0, 2), 5.0, 3)],
     ),
     "who does not even report its kill is not waited for": (
-        [*READY, ended(5.0, 0, 2), (6.0, Tick()), (8.0, Tick())],
+        [*READY, ended(5.0, 0, 2), (6.0, TimePassed()), (8.0, TimePassed())],
         [START, term(1, 2, 3), kill(1, 2, 3), lost(2, ProcessEnded(0, 2), 5.0, 3)],
     ),
     "a failure after others ended well": (
@@ -87,7 +87,7 @@ CASES: dict[str, tuple[list[tuple[float, Event]], list[object]]] = {
         [lost(1, NodeLost("b", "refused"), 1.0)],
     ),
     "a host that does not answer in time": (
-        [(0.5, NodeReady("a")), (29.9, Tick()), (30.0, Tick())],
+        [(0.5, NodeReady("a")), (29.9, TimePassed()), (30.0, TimePassed())],
         [lost(1, NodeLost("b", "no answer within 30 s"), 30.0)],
     ),
     "a signal is handed on": (
@@ -98,8 +98,8 @@ CASES: dict[str, tuple[list[tuple[float, Event]], list[object]]] = {
         [
             *READY,
             (5.0, SignalReceived(SIGTERM)),
-            (14.9, Tick()),
-            (15.0, Tick()),
+            (14.9, TimePassed()),
+            (15.0, TimePassed()),
             *(ended(15.1, number, -9) for number in range(4)),
         ],
         [START, term(0, 1, 2, 3), kill(0, 1, 2, 3), Finish(exit_code=143)],
@@ -116,7 +116,7 @@ CASES: dict[str, tuple[list[tuple[float, Event]], list[object]]] = {
     ),
     "a signal before the start": ([(0.0, NodeReady("a")), (1.0, SignalReceived(SIGTERM))], [Finish(exit_code=143)]),
     "SIGUSR1 is handed on and ends nothing": (
-        [(0.0, SignalReceived(SIGUSR1)), *READY, (5.0, SignalReceived(SIGUSR1)), (90.0, Tick())],
+        [(0.0, SignalReceived(SIGUSR1)), *READY, (5.0, SignalReceived(SIGUSR1)), (90.0, TimePassed())],
         [START, SendSignal(SIGUSR1, (0, 1, 2, 3))],
     ),
     "nobody reads the output": (
@@ -159,4 +159,7 @@ def test_the_next_deadline_is_known() -> None:
 def test_after_the_end_nothing_follows() -> None:
     supervisor = Supervisor({0: "a"}, start_timeout_s=30.0, grace_s=10.0)
     actions_of(supervisor, [(0.0, NodeReady("a")), ended(1.0, 0, 0)])
-    assert actions_of(supervisor, [(2.0, SignalReceived(SIGINT)), (3.0, NodeLost("a", "gone")), (99.0, Tick())]) == []
+    assert (
+        actions_of(supervisor, [(2.0, SignalReceived(SIGINT)), (3.0, NodeLost("a", "gone")), (99.0, TimePassed())])
+        == []
+    )

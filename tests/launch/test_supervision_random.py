@@ -21,9 +21,9 @@ from shardwright.launch.supervision import (
     SignalReceived,
     StartProcesses,
     Supervisor,
-    Tick,
     shell_exit_code,
 )
+from shardwright.membership import TimePassed
 
 START_TIMEOUT_S, GRACE_S = 30.0, 10.0
 LATEST_END_S = 60.0
@@ -87,7 +87,7 @@ class World:
                 return event
         assert deadline_s is not None, "nothing will ever happen"
         self.now_s = max(self.now_s, deadline_s)
-        return Tick()
+        return TimePassed()
 
     def _note(self, event: Event) -> None:
         """Follow the world, and keep what should decide the exit code."""
@@ -102,7 +102,7 @@ class World:
                 self.alive -= lost
             case SignalReceived(number) if number != signal.SIGUSR1:
                 code = 128 + number
-            case Tick() if not self.starts:
+            case TimePassed() if not self.starts:
                 code = 1
         if self.first_bad is None and code:
             self.first_bad = code
@@ -126,4 +126,4 @@ def test_every_job_ends_in_time_with_the_first_bad_code(start: int) -> None:
         if world.starts and outcome.exit_code == 0:
             assert not world.alive, seed
         assert world.supervisor.deadline_s is None, seed
-        assert world.supervisor.handle(Tick(), world.now_s + 1e6) == [], seed
+        assert world.supervisor.handle(TimePassed(), world.now_s + 1e6) == [], seed
