@@ -11,6 +11,7 @@ import jax
 from shardwright.builders.base import Builder
 from shardwright.client.array_specs import array_spec
 from shardwright.client.frontends.names import unique_names
+from shardwright.client.frontends.planned_step import PlannedStep
 from shardwright.client.frontends.program import Program
 from shardwright.client.frontends.sessions import require_session
 from shardwright.client.frontends.tensorflow.function import TensorFlowFunction
@@ -29,7 +30,7 @@ if TYPE_CHECKING:
     from shardwright.user_plans import PipelinePlan, Plan
 
 
-class TensorFlowStep:
+class TensorFlowStep(PlannedStep):
     """A function of TensorFlow that runs on the servers; made by `parallelize`.
 
     The first call traces, plans, compiles and loads a program; later calls of the same types run it. The variables that
@@ -85,16 +86,6 @@ class TensorFlowStep:
     def cancel(self) -> int:
         """Ends the unfinished calls; see `Step.cancel`."""
         return self._step.cancel()
-
-    @property
-    def plan(self) -> Plan | PipelinePlan:
-        """The plan of the first program. Raises PlanError before the first call."""
-        return self._step.plan
-
-    @property
-    def report(self) -> str:
-        """The plan's expectation beside XLA's result: collectives, and memory of a device."""
-        return self._step.report
 
     # ---- variables -------------------------------------------------------------------------
 

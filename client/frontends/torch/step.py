@@ -16,6 +16,7 @@ from torch.utils import _pytree
 
 from shardwright.builders.base import Builder
 from shardwright.client.arrays import RemoteArray
+from shardwright.client.frontends.planned_step import PlannedStep
 from shardwright.client.frontends.torch.batch import TENSOR, Batch
 from shardwright.client.frontends.torch.binding import BoundStep, leaves_gradients, record_events
 from shardwright.client.frontends.torch.dtypes import to_numpy
@@ -66,7 +67,7 @@ if TYPE_CHECKING:
 _SECOND_PARAMETER = ("optimizer", "optimizers", "optim", "opt")
 
 
-class TorchStep:
+class TorchStep(PlannedStep):
     """A step of a module on the servers; made by `parallelize`.
 
     The first call traces, plans, compiles and loads a program; later calls of the same shapes run it. Parameters,
@@ -164,16 +165,6 @@ class TorchStep:
         """The HLO text of a call, with names of arguments and results; nothing is sent. Tensors may be on `meta`."""
         call, _ = self._call(batch, named, bool(self._optimizers), takes_types=True)
         return self._step.lower(call)
-
-    @property
-    def plan(self) -> Plan | PipelinePlan:
-        """The plan of the first program. Raises PlanError before the first call."""
-        return self._step.plan
-
-    @property
-    def report(self) -> str:
-        """The plan's expectation beside XLA's result; see `Step.report`."""
-        return self._step.report
 
     @show_options
     def replan(self, **options: Unpack[UserOptions]) -> Plan | PipelinePlan:
