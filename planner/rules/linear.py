@@ -63,7 +63,7 @@ def linear_ways(instruction: Instruction) -> tuple[LinearWay, ...]:
 def becomes_partial(element_type: str) -> bool:
     """Whether a value of this type, whole over an axis, may be used like a partial one.
 
-    Not complex ones: XLA's compiler crashes on them (pinned by tests/planner/rules/test_linear.py).
+    Not complex ones: XLA (jaxlib 0.11.2) ends its process on some of them.
     """
     return _is_summable(element_type) and not element_type.startswith("c")
 
@@ -75,9 +75,12 @@ def why_not_partial(instruction: Instruction, factors: Iterable[Factor] = ()) ->
 
     XLA reduces such a sum by itself, whatever its result's sharding, and then mistakes the whole sum for a summand:
     lookups before `XLA_KEEPS_SUMS`, images split with borders in some layouts ever since (pinned by
-    tests/planner/rules/test_linear.py and test_image_sums.py). Every contracted axis is reduced at the instruction
-    then, and no other axis is partial in its result.
+    tests/planner/rules/test_linear.py and test_image_sums.py). The TPU compiler (libtpu 0.0.42.1) makes two results of
+    a complex one and ends its process where only one of them is partial. Every contracted axis is reduced at the
+    instruction then, and no other axis is partial in its result.
     """
+    if any(leaf.element_type.startswith("c") for leaf in instruction.shape.leaves):
+        return "the TPU compiler splits complex sums into two, and ends where they are partial"
     if instruction.opcode == "convolution" and any(factor.halo for factor in factors):
         return "XLA reduces what a convolution sums over an image that is split with borders at once"
     if xla_version() >= XLA_KEEPS_SUMS:
