@@ -20,23 +20,12 @@ import numpy as np
 from shardwright.planner.clock import Clock
 from shardwright.planner.segments.dominator_cut import Run
 from shardwright.planner.segments.segment_chain import Chain, ChainSolution, Key, align_core
+from shardwright.planner.segments.tuning import FINE_STOP, MAX_BOUND_ROUNDS, REST_GAP, ROUGH_STOP, TIED_GAP
 from shardwright.planner.segments.variables import Variable
 from shardwright.planner.solver.dual import tighten
 from shardwright.planner.solver.message_passing import MessagePassing
 from shardwright.planner.solver.pbqp import FloatArray, IntArray, Problem, reduce
 from shardwright.planner.solver.solve import solve, to_core, to_problem
-
-#: Rounds of messages, at most. Stops: (rounds, relative gain over them) that end message passing; `_ROUGH_STOP` for
-#: problems with every strategy on three axes, with expensive rounds.
-_MAX_ROUNDS = 200
-_FINE_STOP = 5, 3e-5
-_ROUGH_STOP = 2, 6e-4
-
-#: Relative gap of the bound on the segments outside the runs.
-_GAP_TOLERANCE = 5e-4
-
-#: The same for an assignment to descend from.
-_TIED_GAP_TOLERANCE = 1e-3
 
 
 def lower_bound(chain: Chain, time_limit_s: float) -> float:
@@ -57,7 +46,7 @@ def lower_bound(chain: Chain, time_limit_s: float) -> float:
     return total + _bound_rest(chain, states, shared, total, time_limit_s)
 
 
-def solve_tied(chain: Chain, close: float = _TIED_GAP_TOLERANCE) -> ChainSolution:
+def solve_tied(chain: Chain, close: float = TIED_GAP) -> ChainSolution:
     """The best states decoded by message passing on a chain with tied repeats, and its final bound: closer to the
     relaxation's optimum than `lower_bound`, and a bound on all plans when the chain has no runs.
 
@@ -119,10 +108,8 @@ def _bound_rest(
         reduction = reduce(problem, drops_dear=False)
         core = reduction.core
         passing = MessagePassing(core.costs, [(*edge, core.edges[edge]) for edge in sorted(core.edges)])
-        return reduction.constant + _raise_bound(
-            passing, *_ROUGH_STOP, chain.graph.clock, beside_s + reduction.constant
-        )
-    return solve(problem, time_limit_s=time_limit_s, close=_GAP_TOLERANCE, clock=chain.graph.clock).lower_bound
+        return reduction.constant + _raise_bound(passing, *ROUGH_STOP, chain.graph.clock, beside_s + reduction.constant)
+    return solve(problem, time_limit_s=time_limit_s, close=REST_GAP, clock=chain.graph.clock).lower_bound
 
 
 def _raise_bound(
@@ -131,7 +118,7 @@ def _raise_bound(
     """The bound after rounds of messages, until `patience` of them gain little relative to the total bound, or time is
     up."""
     history: list[float] = []
-    for number in range(_MAX_ROUNDS):
+    for number in range(MAX_BOUND_ROUNDS):
         history.append(passing.round())
         if number >= patience and history[-1] - history[-1 - patience] <= least_gain * abs(beside_s + history[-1]):
             break
@@ -181,7 +168,7 @@ class _Repeat:
 
     def tighten(self, clock: Clock) -> None:
         """Raise the bound by message passing until time is up, and add the edges' messages to each role's."""
-        _raise_bound(self.passing, *(_ROUGH_STOP if self.chain.is_for_bound else _FINE_STOP), clock)
+        _raise_bound(self.passing, *(ROUGH_STOP if self.chain.is_for_bound else FINE_STOP), clock)
         for (v, w), (first, second) in zip(self._edge_ends, self.passing.messages, strict=True):
             self.messages[v] = self.messages[v] + first
             self.messages[w] = self.messages[w] + second

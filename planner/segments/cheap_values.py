@@ -13,10 +13,8 @@ from shardwright.cost import HardwareProfile
 from shardwright.hlo import ArrayShape
 from shardwright.planner.costs.kernels import Kernels, one_device_s
 from shardwright.planner.graph.dataflow import Dataflow, Node
+from shardwright.planner.segments.tuning import MAX_CHEAP_SHARE, MAX_EQUAL_SHARE
 from shardwright.planner.segments.variables import cheap_nodes
-
-#: Recomputed values' part of the program's compute time, at most: of all of them, and of equal instructions.
-_MAX_SHARE, _MAX_EQUAL_SHARE = 1e-3, 1e-4
 
 
 def expensive_nodes(flow: Dataflow, kernels: Kernels, profile: HardwareProfile) -> frozenset[int]:
@@ -24,7 +22,7 @@ def expensive_nodes(flow: Dataflow, kernels: Kernels, profile: HardwareProfile) 
     times = {node.index: one_device_s(node, kernels, profile) for node in flow.nodes if not node.is_value}
     free = {index for index, is_free in enumerate(cheap_nodes(flow, ())) if is_free}
     total_s = sum(times.values())
-    if sum(times[index] for index in free) <= _MAX_SHARE * total_s:
+    if sum(times[index] for index in free) <= MAX_CHEAP_SHARE * total_s:
         return frozenset()
     alike_s: defaultdict[tuple[str, ArrayShape], float] = defaultdict(float)
     for index in free:
@@ -32,7 +30,7 @@ def expensive_nodes(flow: Dataflow, kernels: Kernels, profile: HardwareProfile) 
     return frozenset(
         index
         for index in free
-        if flow.nodes[index].shapes[0].rank and alike_s[_kind(flow.nodes[index])] > _MAX_EQUAL_SHARE * total_s
+        if flow.nodes[index].shapes[0].rank and alike_s[_kind(flow.nodes[index])] > MAX_EQUAL_SHARE * total_s
     )
 
 

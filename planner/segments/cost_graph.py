@@ -16,15 +16,12 @@ from shardwright.planner.costs.rounded_uses import rounded_shape
 from shardwright.planner.graph.dataflow import Dataflow, Leaf, Node, Use
 from shardwright.planner.segments.neighborhood_cache import NeighborhoodCache
 from shardwright.planner.segments.readiness import Readiness
+from shardwright.planner.segments.tuning import STORAGE_TIE_BREAK
 from shardwright.planner.segments.variables import FILL_OPCODES, ProgramVariables, Variable
 from shardwright.planner.solver.pbqp import Problem
 from shardwright.planner.strategies.expansion import Restriction
 from shardwright.planner.strategies.strategy_set import StrategyBuilder, StrategySet
 from shardwright.planner.strategies.tie_break import TieBreak
-
-#: Tie break between equal layouts of a stored fill value or of a loop's accumulated value: the smaller layout wins, by
-#: this part of the time to write it.
-_STORAGE_TIE_BREAK = 1e-3
 
 
 @dataclass(slots=True, kw_only=True, eq=False)
@@ -169,7 +166,7 @@ class CostGraph:
             costs = costs + self.preference.penalty_s(strategies)
         if node.instruction.opcode in FILL_OPCODES and not node.is_value:  # stored, though computed for free
             shardings = [strategy.results[0] for strategy in strategies.strategies]
-            costs = costs + node.weight * _STORAGE_TIE_BREAK * self.prices.write_s(node.shapes[0], shardings)
+            costs = costs + node.weight * STORAGE_TIE_BREAK * self.prices.write_s(node.shapes[0], shardings)
         if node.index in self.fed_arguments:
             costs = costs + [
                 self.prices.arrival_s(node.shapes[0], strategy.results[0]) for strategy in strategies.strategies
@@ -186,7 +183,7 @@ class CostGraph:
     def _storage_tie_break_s(self, hub: Leaf) -> FloatArray:
         """Tie break between equally fast layouts of a loop's accumulated value: the smaller wins."""
         shardings = [strategy.results[0] for strategy in self.set_of(hub).strategies]
-        return _STORAGE_TIE_BREAK * self.prices.write_s(self.flow.nodes[hub[0]].shapes[hub[1]], shardings)
+        return STORAGE_TIE_BREAK * self.prices.write_s(self.flow.nodes[hub[0]].shapes[hub[1]], shardings)
 
     def layout_matrix(self, hub: Leaf) -> FloatArray:
         """Seconds of resharding a value from its producer's sharding (rows) to its shared layout."""

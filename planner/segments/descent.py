@@ -18,14 +18,11 @@ from shardwright.planner.memory.constraint import Multipliers
 from shardwright.planner.segments.cost_graph import CostGraph
 from shardwright.planner.segments.dominator_cut import Run, SegmentInstance
 from shardwright.planner.segments.segment_chain import Chain, ChainSolution, Key
+from shardwright.planner.segments.tuning import MIN_ROUND_GAIN, ROUND_GAP
 from shardwright.planner.segments.variables import Variable
 from shardwright.planner.solver.warm_start import WarmStart
 from shardwright.planner.strategies.expansion import Restriction, Strategy
 from shardwright.plans.shardings import Mesh, TensorSharding
-
-#: Part of the step time saved by a round, at least, to try the other axes again; and the gap of a solved round.
-MIN_GAIN = 1e-3
-GAP_TOLERANCE = 1e-3
 
 
 def lift_plan(coarse: Chain, states: Mapping[Variable, int], mesh: Mesh) -> tuple[dict[Variable, Strategy], list[str]]:
@@ -46,7 +43,7 @@ def descend(
     most_rounds: int | None = None,
     price: Multipliers | None = None,
     together: int = 1,
-    close: float = GAP_TOLERANCE,
+    close: float = ROUND_GAP,
 ) -> tuple[Chain, ChainSolution]:
     """The best plan found on the mesh of `fine` from the plan `at`, and its neighbourhood.
 
@@ -71,7 +68,7 @@ def descend(
         priced.warm_start = _find_warm_start(priced, free)
         solved = priced.solve(time_limit_s, close=close, plan=at)
         fine.neighborhood_cache.saved_messages[free] = priced.graph.restrictions, priced.warm_start
-        gains = best is None or solved.value < best[1].value * (1 - MIN_GAIN)
+        gains = best is None or solved.value < best[1].value * (1 - MIN_ROUND_GAIN)
         idle = 0 if gains else idle + 1
         if gains:
             best = near, solved
@@ -88,7 +85,7 @@ def reprice_plan(
 ) -> tuple[Chain, ChainSolution]:
     """A plan of another search, with the prices of the mesh of `fine`: `descend` with no free axis."""
     near = _build_neighborhood(chain.instances, chain.runs, fine, at, frozenset())
-    return near, near.solve(time_limit_s, close=GAP_TOLERANCE, plan=at)
+    return near, near.solve(time_limit_s, close=ROUND_GAP, plan=at)
 
 
 def _find_warm_start(chain: Chain, free: frozenset[str]) -> WarmStart[Key]:

@@ -37,7 +37,16 @@ from shardwright.planner.stages.node_costs import StepCosts
 from shardwright.planner.stages.realize import realize_choice
 from shardwright.planner.stages.schedule_cost import estimate_step_s, micro_batches_in_flight, step_pace
 from shardwright.planner.stages.stage_graph import CutProblem, StageCut, StageGraph, StageSlot
-from shardwright.planner.stages.step_plans import MAX_PLANS, StepPlans
+from shardwright.planner.stages.step_plans import StepPlans
+from shardwright.planner.stages.tuning import (
+    FILLED,
+    INTERLEAVED_CHUNKS,
+    MAX_PLANS,
+    MAX_REFINED,
+    MAX_SIMULATED,
+    MICRO_BATCHES_PER_STAGE,
+    STAGE_MESH_AXES,
+)
 from shardwright.planner.stages.types import PipelineChoice, PipelineRequest
 from shardwright.plans.pipeline_plan import PipelineCandidate
 from shardwright.plans.shardings import Mesh
@@ -46,21 +55,6 @@ from shardwright.tasks import Schedule, StepEstimate
 
 #: Schedules to try; the first wins ties. Others (3f3b, …) are on request.
 SCHEDULES = ("1f1b", "interleaved", "zero-bubble", "2f2b", "gpipe")
-
-#: Parts of the model that each stage gets under the interleaved schedule.
-INTERLEAVED_CHUNKS = 2
-
-#: Micro-batches to try, per stage: a middle number first.
-MICRO_BATCHES_PER_STAGE = (4, 8, 2, 16)
-
-#: Numbers of best candidates to try on other meshes and with other numbers of micro-batches, and with other schedules.
-MAX_REFINED, MAX_SIMULATED = 2, 3
-
-#: Fraction of a device's memory that a cut may fill: programs use up to a sixth more than predicted.
-FILLED = 0.85
-
-#: Axes of a stage's mesh.
-STAGE_MESH_AXES = 2
 
 
 def search_pipeline(

@@ -9,9 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from shardwright.planner.stages.stage_graph import NodeCost, SharedState, StageGraph, StageNode, StageValue, of_kind
-
-#: Nodes to leave per chunk, at equal times.
-GRAIN = 8
+from shardwright.planner.stages.tuning import GRAIN
 
 
 def coarsen_graph(graph: StageGraph, chunks: int, micro_batches: int) -> tuple[StageGraph, tuple[int, ...]]:

@@ -13,13 +13,7 @@ from shardwright.errors import MemoryBudgetError, PlanError
 from shardwright.planner.stages import cut_ilp
 from shardwright.planner.stages.intervals import Intervals, has_one_order, is_exact
 from shardwright.planner.stages.stage_graph import CutProblem, StageCut, StageGraph, StageSlot
-
-#: Allowed excess of the slowest chunk over the best balance, by default.
-SLACK = 0.02
-
-#: Nodes times chunks up to which the integer program decides, if the intervals' only error is to count transfers
-#: between chunks of one stage.
-MAX_STAGE_SLOTS = 200
+from shardwright.planner.stages.tuning import MAX_STAGE_SLOTS, SLACK
 
 
 def cut(

@@ -12,12 +12,7 @@ from typing import NamedTuple
 from shardwright.clusters.cluster import Cluster, ClusterNode
 from shardwright.cost import Topology, hardware_profile
 from shardwright.cost.profiles import Link
-
-#: Fraction of the devices that may stay idle if their number does not suit the stages.
-MAX_IDLE = 0.1
-
-#: Numbers of stages to try.
-MAX_GROUPINGS = 8
+from shardwright.planner.stages.tuning import MAX_GROUPINGS, MAX_IDLE
 
 #: Measure of devices' speed: the products of large models.
 _PRODUCTS = "bf16"

@@ -7,17 +7,9 @@ from math import ceil
 
 from shardwright.planner.stages.intervals import Intervals
 from shardwright.planner.stages.stage_graph import CutProblem, StageCut
+from shardwright.planner.stages.tuning import EQUAL_TIMES, EVEN, MIN_DECIDING_SHARE, MIN_GAIN_WITHOUT_LIMITS
 from shardwright.plans.pipeline_plan import UNEVEN
 from shardwright.units import format_bytes, format_percent
-
-#: Fraction of the slowest stage's time above which stages count as even.
-EVEN = 0.8
-
-#: Relative difference of times up to which parts are equal; fraction of a chunk's time at which a part decides it.
-_EQUAL, _MIN_SHARE = 0.02, 0.6
-
-#: Relative gain of the slowest chunk without memory limits at which memory is the reason.
-_FASTER = 0.05
 
 
 def why_uneven(problem: CutProblem, cut: StageCut) -> str:
@@ -59,10 +51,10 @@ def _layers(problem: CutProblem, cut: StageCut, slowest: int) -> str:
     chunks = problem.chunk_count
     one_s = _seconds(problem, _longest(problem, cut, slowest), slowest)
     nodes = range(len(problem.graph.nodes))
-    equal = [node for node in nodes if abs(_seconds(problem, node, slowest) - one_s) <= _EQUAL * one_s]
+    equal = [node for node in nodes if abs(_seconds(problem, node, slowest) - one_s) <= EQUAL_TIMES * one_s]
     here = sum(1 for node in equal if cut.chunk_of[node] == slowest)
     is_least = here == ceil(len(equal) / chunks) and len(equal) % chunks > 0
-    if not is_least or here * one_s < _MIN_SHARE * cut.chunk_s[slowest] or len(equal) < chunks:
+    if not is_least or here * one_s < MIN_DECIDING_SHARE * cut.chunk_s[slowest] or len(equal) < chunks:
         return ""
     parts = f"{len(problem.stage_slots)} stages" + (f" of {problem.chunks} parts each" if problem.chunks > 1 else "")
     return (
@@ -77,7 +69,7 @@ def _memory(problem: CutProblem, cut: StageCut) -> str:
         problem, stage_slots=tuple(replace(place, memory_bytes=float("inf")) for place in problem.stage_slots)
     )
     best_s = Intervals(free).fastest_s()
-    if best_s is None or best_s >= (1 - _FASTER) * max(cut.chunk_s):
+    if best_s is None or best_s >= (1 - MIN_GAIN_WITHOUT_LIMITS) * max(cut.chunk_s):
         return ""
     shorter = 1 - best_s / max(cut.chunk_s)
     used = [size / place.memory_bytes for size, place in zip(cut.memory_bytes, problem.stage_slots, strict=True)]

@@ -7,10 +7,8 @@ from dataclasses import dataclass, field
 
 from shardwright.planner.stages.device_groups import DeviceGroups
 from shardwright.planner.stages.stage_graph import CutProblem, NodeCost, StageCut, of_kind
+from shardwright.planner.stages.tuning import FULL
 from shardwright.tasks import ChunkEdge, ChunkTime, Schedule, StepEstimate, estimate_step, in_flight
-
-#: Micro-batches per chunk of the model with which a pipeline has been full for a while.
-FULL = 3
 
 
 @dataclass(slots=True, kw_only=True, eq=False)

@@ -18,14 +18,8 @@ from shardwright.planner.search.solutions import CandidatePlan
 from shardwright.planner.stages.clustering import Clustering
 from shardwright.planner.stages.device_groups import DeviceGroups
 from shardwright.planner.stages.node_costs import StepCosts, measure_step
+from shardwright.planner.stages.tuning import FIRST_PRICE, PRICE_RATIO, STEP_PLAN_GAP
 from shardwright.plans.shardings import Mesh
-
-#: Plans of one step on one mesh: the fastest one, then with memory multipliers in geometric progression, the first a
-#: fraction of the fastest plan's seconds per peak byte.
-MAX_PLANS, FIRST_PRICE, PRICE_RATIO = 4, 1e-2, 16.0
-
-#: Relative gap of a plan on a mesh: it only gives costs of stages; a pipeline's other choices matter far more.
-GAP_TOLERANCE = 0.02
 
 
 @dataclass(slots=True, eq=False)
@@ -52,7 +46,7 @@ class _Plans:
     def _next(self) -> CandidatePlan:
         search = self.search
         if not self._found:
-            mesh_solution = search.solve_mesh(self.mesh, GAP_TOLERANCE)
+            mesh_solution = search.solve_mesh(self.mesh, STEP_PLAN_GAP)
             return search.evaluate(mesh_solution.chain, mesh_solution.solution, mesh_solution.notes)
         first = self._found[0]
         memory = search.memory_model(first.chain.graph.variables.shared_layouts)
@@ -60,7 +54,7 @@ class _Plans:
         peaks = [memory.constraint_at_peak(plan.decisions) for plan in self._found[-2:]]
         peaks = peaks[:1] if peaks[0] == peaks[-1] else peaks
         chain = first.chain.with_multipliers(Multipliers.split_equally(peaks, price))
-        return search.evaluate(first.chain, chain.solve(search.time_limit_s(), GAP_TOLERANCE), first.notes)
+        return search.evaluate(first.chain, chain.solve(search.time_limit_s(), STEP_PLAN_GAP), first.notes)
 
 
 @dataclass(slots=True, kw_only=True, eq=False)

@@ -12,7 +12,7 @@ import pytest
 
 from shardwright.errors import PlanError
 from shardwright.planner.stages import cut_ilp
-from shardwright.planner.stages.cut import SLACK, cut
+from shardwright.planner.stages.cut import cut
 from shardwright.planner.stages.intervals import Intervals, is_exact
 from shardwright.planner.stages.stage_graph import (
     CutProblem,
@@ -24,6 +24,7 @@ from shardwright.planner.stages.stage_graph import (
     StageValue,
     of_kind,
 )
+from shardwright.planner.stages.tuning import SLACK
 from tests.planner.busy_machine import others_have_the_machine
 
 GRAPHS = int(os.environ.get("SHARDWRIGHT_STAGE_GRAPHS", "200"))
