@@ -63,6 +63,7 @@ def test_checkpoints_are_of_the_states_that_there_would_have_been(session: sw.Se
         np.testing.assert_allclose(session.restore(tmp_path, step=number)["w"], expected[number], rtol=1e-6)
 
 
+@pytest.mark.dear
 def test_wrong_options() -> None:
     with sw.connect(devices=1) as session:
         for wrong in (0, -1, 2.5, True, "10"):

@@ -408,6 +408,7 @@ def test_a_node_that_cannot_be_spared_is_drained() -> None:
     assert world.state.drain is not None
 
 
+@pytest.mark.dear
 @pytest.mark.parametrize("seed", range(40))
 def test_random_schedules_keep_the_invariants_and_end_complete(seed: int) -> None:
     chance = random.Random(seed)
