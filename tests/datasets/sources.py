@@ -114,7 +114,7 @@ def ends_its_process(
         if number == at and how == "exit":
             os._exit(7)
         if number == at:
-            os.kill(os.getpid(), signal.Signals[how])
+            signal.raise_signal(signal.Signals[how])  # in this thread: the process ends before the batch is told of
         yield {"x": whole_batch(number, batch, seed)["x"][rows]}
 
 
