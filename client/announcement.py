@@ -40,7 +40,7 @@ class Announcement:
             lines.end(is_ready=is_ready)
 
     @contextmanager
-    def ended_by_errors(self) -> Iterator[None]:
+    def end_on_errors(self) -> Iterator[None]:
         """No line goes on after an error of the block, wherever in the preparation it came."""
         try:
             yield

@@ -136,7 +136,7 @@ class Step:
         warn_of_settings(self._cluster)
         if self._snapshot_every:
             self._steps.protect(self._snapshot_every)
-        with self._announcement.ended_by_errors():
+        with self._announcement.end_on_errors():
             return self._steps.steadily(lambda: self._run_once(args, kwargs, is_traced=is_traced))
 
     def _run_once(self, args: tuple[Any, ...], kwargs: dict[str, Any], *, is_traced: bool) -> tuple[StepProgram, Any]:
@@ -254,7 +254,7 @@ class Step:
             programs = self._programs
             return programs.plans.find(signature, leaves) or programs.prepare(signature, leaves, dynamic)
 
-        with self._announcement.ended_by_errors():
+        with self._announcement.end_on_errors():
             leaves = self._programs.lower(signature, announces=True).with_captured(leaves)
             with self._announcement:
                 program = self._steps.steadily(prepare)

@@ -27,7 +27,7 @@ from shardwright.server.master.session_records import StepOutcome
 from shardwright.server.master.state import MasterState
 
 
-def requested(state: MasterState, event: ev.DrainRequested) -> Commands:
+def begin_drain(state: MasterState, event: ev.DrainRequested) -> Commands:
     """Begin one, or add to the one that is under way."""
     nodes = _nodes_of(state, event.connection)
     if nodes is not None and not nodes:

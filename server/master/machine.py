@@ -138,7 +138,7 @@ _HANDLERS: dict[type[ev.Event], Callable[[MasterState, Any], Commands]] = {
     ev.StepsEnded: cancels.end_steps,
     ev.SaveAwaited: saves.wait_requested,
     ev.ReleaseRequested: dispatch.request_release,
-    ev.DrainRequested: draining.requested,
+    ev.DrainRequested: draining.begin_drain,
     ev.RecentReceived: adoption.take_recent,
     ev.ReportReceived: answers.take_report,
     ev.ProtectionChanged: snapshots.change_protection,

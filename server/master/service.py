@@ -232,7 +232,7 @@ class MasterService(master_pb2_grpc.MasterServicer):
     def _require_team(self, record: PlanRecord) -> None:
         """Raises ClusterChangedError where a plan is for other nodes than there are."""
         if record.team != self._master.state.team:
-            raise teams.changed()
+            raise teams.cluster_changed_error()
 
     async def _keep_alive(self, session_id: str) -> None:
         """A session does not expire while it waits for a plan."""

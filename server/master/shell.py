@@ -35,7 +35,7 @@ from shardwright.server.master.programs import StoredProgram
 from shardwright.server.master.roster import Roster, elasticity_of
 from shardwright.server.master.state import MasterState
 from shardwright.server.master.store import StateStore, StoredState
-from shardwright.server.master.teams import changed
+from shardwright.server.master.teams import cluster_changed_error
 from shardwright.server.versions import jax_version, shardwright_version
 from shardwright.xla import Cancellation, CompileService
 
@@ -314,7 +314,7 @@ class Master:
                 self.ledger.drop_plans(dropped)
             self._forget_unheld()
             for outlet in self._plannings:
-                outlet.end(changed())
+                outlet.end(cluster_changed_error())
             self.planners.change_cluster(self.cluster.team(self._team))
         if (self.state.formation.phase == "ready") != self._was_ready:
             self._tell_health()

@@ -13,7 +13,7 @@ from shardwright.server.master.state import MasterState
 MAX_REMEMBERED_PROGRAMS = 1_000
 
 
-def changed() -> ClusterChangedError:
+def cluster_changed_error() -> ClusterChangedError:
     return ClusterChangedError(
         "the cluster has other nodes than when this was planned", remedy="plan it again: clients do so by themselves"
     )
@@ -28,7 +28,7 @@ def follow_team(state: MasterState) -> Commands:
     compiling: list[str] = []
     for session in state.sessions.values():
         for plan_id, executable in session.executables.items():
-            commands += [ev.Fail(call=call, error=changed()) for call in executable.waiting_calls]
+            commands += [ev.Fail(call=call, error=cluster_changed_error()) for call in executable.waiting_calls]
             compiling += [plan_id] if executable.state == "compiling" else []
         retire_programs(session)
     commands += loads.cancel_compiles(state, compiling) + dismiss_leaving(state)
