@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from shardwright.builders.choices import PlanChoice, predicted_step_s, take_fastest
 from shardwright.builders.runner_ups import RunnerUp, list_runner_ups
+from shardwright.client.limits import MAX_RUNNER_UP_RATIO, MAX_RUNNER_UPS, MIN_PLAN_GAIN
 from shardwright.client.plan_changes import PlanHistory
 from shardwright.client.programs import LoadedPlan, to_loaded_plan
 from shardwright.errors import AnnotationError, CompilationError, OptionError, PlanError
@@ -22,14 +23,6 @@ from shardwright.user_plans import PipelinePlan, Plan
 if TYPE_CHECKING:
     from shardwright.client.connection import MasterConnection
     from shardwright.clusters.cluster import Cluster
-
-#: A plan of the search has to save more than this part of the predicted step to be compiled.
-MIN_GAIN = 0.03
-#: A runner-up that is predicted to take more than so many times the plan that runs is not tried: on one H100 the
-#: prediction was off by a third at most (docs/hardware.md).
-MAX_RATIO = 1.5
-#: Runners-up that are tried, at most.
-MAX_RUNNER_UPS = 6
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -86,7 +79,7 @@ class PlanSearch:
         """The plan of the whole search, unless it is hardly better."""
         choice, (plan_id, searched), others = take_fastest(self.choices, plan, lambda planned: planned[1])
         gain = self._gain(searched)
-        if gain <= MIN_GAIN:
+        if gain <= MIN_PLAN_GAIN:
             history.add("no better plan", describe_plan(searched), predicted_s=predicted_step_s(searched), gain=gain)
             return []
         loaded = to_loaded_plan(choice, searched, others, _load(master, plan_id))
@@ -109,14 +102,16 @@ class PlanSearch:
             except (PlanError, AnnotationError, OptionError) as error:
                 history.add("left out", f"{runner_up.name}: {error.message}")
                 continue
-            if _contents(other) not in contents and self._gain(other) > 1.0 - MAX_RATIO:
+            if _contents(other) not in contents and self._gain(other) > 1.0 - MAX_RUNNER_UP_RATIO:
                 contents.add(_contents(other))
                 planned.append((runner_up, plan_id, other))
         planned.sort(key=lambda each: predicted_step_s(each[2]))
         loaded = [self._load_runner_up(master, history, *each) for each in planned[:MAX_RUNNER_UPS]]
         alternatives = [alternative for alternative in loaded if alternative is not None]
         if not alternatives:
-            history.add("no runner-up", f"no other plan is predicted to take up to {MAX_RATIO:g} times its step")
+            history.add(
+                "no runner-up", f"no other plan is predicted to take up to {MAX_RUNNER_UP_RATIO:g} times its step"
+            )
         return alternatives
 
     def _load_runner_up(

@@ -18,14 +18,12 @@ from typing import TYPE_CHECKING, Any
 
 import jax
 
+from shardwright.client.limits import LARGE_FETCH_BYTES
 from shardwright.errors import LargeFetchWarning
 from shardwright.xla import private
 
 if TYPE_CHECKING:
     from shardwright.client.array_specs import ArraySpec
-
-#: An operator or a function of JAX that reads more warns, once per kind in a session.
-LARGE_FETCH_BYTES = 64_000_000
 
 _OPERATORS = (
     "abs add and divmod eq floordiv ge getitem gt invert iter le lshift lt matmul mod mul ne neg or pos pow radd rand "

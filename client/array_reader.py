@@ -9,19 +9,13 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from shardwright.client.limits import READ_AHEAD, READ_AHEAD_BYTES, READ_TOGETHER_BYTES
 from shardwright.client.placement import RowParts, parts_of
 from shardwright.errors import ArrayError, ShardwrightError
 
 if TYPE_CHECKING:
     from shardwright.client.arrays import RemoteArray
     from shardwright.client.transfer import ArrayTransfer
-
-#: Announced handles that are read with another one come to at most so many bytes, its own included.
-READ_TOGETHER_BYTES = 64 << 20
-#: Results of a step that are read one after another bring along at most so many that follow, …
-READ_AHEAD = 1024
-#: … of at most so many bytes each.
-READ_AHEAD_BYTES = 256 << 10
 
 
 class ArrayReader:

@@ -9,13 +9,11 @@ from dataclasses import replace
 from typing import Any
 
 from shardwright.client.connection import MasterConnection, NodeInfo, SessionInfo, team_of
+from shardwright.client.limits import WORKER_RESTART_TIMEOUT_S
 from shardwright.client.stream import StepStream
 from shardwright.client.transfer import ArrayTransfer
 from shardwright.errors import ServerUnavailableError, SessionError
 from shardwright.plans.layouts import Layout
-
-#: Seconds that workers have to come back after one was lost, where a call cannot do without them.
-WORKER_RESTART_TIMEOUT_S = 120.0
 
 _log = logging.getLogger("shardwright")
 

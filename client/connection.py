@@ -16,6 +16,15 @@ from urllib.parse import urlsplit
 
 import grpc
 
+from shardwright.client.limits import (
+    BEST_PLAN_TIMEOUT_S,
+    CALL_TIMEOUT_S,
+    CONNECT_TIMEOUT_S,
+    HANDSHAKE_TIMEOUT_S,
+    LONG_CALL_TIMEOUT_S,
+    PLAN_ON_ITS_WAY_S,
+    PLAN_TEXT_LIMIT_BYTES,
+)
 from shardwright.client.retries import OutageError, Retries, is_outage, to_outage
 from shardwright.client.tls import explain_no_channel
 from shardwright.clusters.cluster import Cluster, ClusterNode
@@ -39,18 +48,6 @@ from shardwright.protocol.session_secrets import session_metadata
 from shardwright.user_plans import PipelinePlan, Plan, to_user_plan
 
 _log = logging.getLogger("shardwright")
-
-CALL_TIMEOUT_S = 30.0
-#: Planning, compiling and moving arrays may take long on big models; progress is streamed meanwhile.
-LONG_CALL_TIMEOUT_S = 4 * 3600.0
-CONNECT_TIMEOUT_S = 10.0
-HANDSHAKE_TIMEOUT_S = 2.0
-#: What the best plan so far of a search that is interrupted may take, or half the time of planning, if that is more.
-BEST_PLAN_TIMEOUT_S = 20.0
-#: What a plan may take that was ready when its search was interrupted.
-PLAN_ON_ITS_WAY_S = 1.0
-#: Most bytes of HLO text or plan JSON that a server may send.
-PLAN_TEXT_LIMIT_BYTES = 4 << 30
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

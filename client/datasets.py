@@ -23,6 +23,7 @@ from shardwright.checkpoints import trees
 from shardwright.client.argument_checks import check_number
 from shardwright.client.array_specs import ArraySpec, array_spec
 from shardwright.client.arrays import RemoteArray
+from shardwright.client.limits import BATCH_PAUSE_S, BATCH_REPORT_S, MAX_OPTIONS_BYTES
 from shardwright.client.pending_arrays import PendingArrays
 from shardwright.client.placement import Placement, parts_of
 from shardwright.client.pytrees import rebuild
@@ -38,12 +39,6 @@ if TYPE_CHECKING:
 
 #: Arguments of the function that are not the user's.
 _RESERVED = frozenset({"start", "batch", "rows"})
-#: Seconds between two lines that say which batch is waited for.
-_REPORT_S = 15.0
-#: Seconds between two questions, where the servers answer without a batch.
-_PAUSE_S = 0.02
-#: Bytes of the function's arguments.
-_MAX_OPTIONS = 64 << 10
 #: Limits of what fits in the messages.
 _MAX_BATCH, _MAX_PREFETCH, _MAX_POSITION = 1 << 26, 64, 1 << 62
 
@@ -187,9 +182,9 @@ class Dataset:
             replies |= {node: reply for node, reply in answers.items() if reply.ready > position or reply.is_end}
             waiting -= replies.keys()
             if waiting:
-                time.sleep(_PAUSE_S)
+                time.sleep(BATCH_PAUSE_S)
             now_s = time.monotonic()
-            if waiting and now_s - said_s > _REPORT_S:
+            if waiting and now_s - said_s > BATCH_REPORT_S:
                 said_s = now_s
                 nodes = ", ".join(map(str, sorted(waiting)))
                 _log.warning("%s: batch %d is not read yet on node %s, %.0f s so far",
@@ -311,12 +306,12 @@ def _to_json(options: Mapping[str, Any]) -> str:
     for name, value in options.items():
         _require_json(value, name)
     text = json.dumps(dict(options), allow_nan=False, sort_keys=True)
-    if len(text) > _MAX_OPTIONS:
+    if len(text) > MAX_OPTIONS_BYTES:
         largest = max(options, key=lambda name: len(json.dumps(options[name])))
         raise OptionError(
             f"the options take {len(text)} bytes of JSON, most of it {largest}; they go along with each batch",
             where=largest,
-            remedy=f"keep them below {_MAX_OPTIONS} bytes: pass the path of a file that the workers see",
+            remedy=f"keep them below {MAX_OPTIONS_BYTES} bytes: pass the path of a file that the workers see",
         )
     return text
 

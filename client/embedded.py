@@ -12,12 +12,8 @@ import threading
 from collections.abc import Sequence
 from typing import IO
 
+from shardwright.client.limits import START_TIMEOUT_S, STOP_TIMEOUT_S
 from shardwright.errors import OptionError, ServerUnavailableError
-
-#: Seconds a child has to print its ready line (it loads JAX and opens the devices).
-START_TIMEOUT_S = 120.0
-#: Seconds a child has to end after its standard input was closed.
-STOP_TIMEOUT_S = 15.0
 
 
 class EmbeddedServer:

@@ -6,13 +6,10 @@ import time
 from collections.abc import Sequence
 
 from shardwright.client.connection import MasterConnection, NodeInfo
+from shardwright.client.limits import NOTICE_PAUSE_S, NOTICE_S
 from shardwright.client.retries import OutageError
 from shardwright.errors import ShardwrightError, WorkerLostError
 from shardwright.proto.v1 import master_pb2
-
-#: The master has heard of a process that died after so long.
-_NOTICE_S = 3.0
-_PAUSE_S = 0.1
 
 
 def explain_node_failure(master: MasterConnection, node: NodeInfo, error: ShardwrightError) -> ShardwrightError:
@@ -22,7 +19,7 @@ def explain_node_failure(master: MasterConnection, node: NodeInfo, error: Shardw
     master does not have the session any more. The master's own error: it does not answer either. Otherwise OutageError,
     naming the connection between this client and the node.
     """
-    until_s = time.monotonic() + _NOTICE_S
+    until_s = time.monotonic() + NOTICE_S
     while time.monotonic() < until_s:
         try:
             reply = master.status()
@@ -32,7 +29,7 @@ def explain_node_failure(master: MasterConnection, node: NodeInfo, error: Shardw
         own = next((each for each in reply.nodes if each.node.index == node.index), None)
         if own is None or own.state != "ready":
             return _describe_loss(node, own, [each for each in reply.nodes if each.state == "lost"])
-        time.sleep(_PAUSE_S)
+        time.sleep(NOTICE_PAUSE_S)
     outage = OutageError(
         f"the data port of node {node.index} does not answer, and the master takes the node for ready: {error.message}",
         where=node.data_address,

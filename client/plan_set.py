@@ -8,13 +8,11 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from shardwright.builders.base import Builder
+from shardwright.client.limits import PROGRAMS_OF_A_SIGNATURE
 from shardwright.client.placement import Placement
 from shardwright.client.programs import StepProgram
 from shardwright.client.resharding import fits
 from shardwright.options.plan_options import PlanOptions
-
-#: Programs of one signature that differ in the layout of the arrays they take; then arrays are moved instead.
-PROGRAMS_OF_A_SIGNATURE = 2
 
 
 @dataclass(slots=True, kw_only=True, eq=False)

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 from shardwright.client.alternatives import Alternative, PlanSearch, describe_plan
 from shardwright.client.connection import Preparation
+from shardwright.client.limits import HOPELESS_RATIO, HOPELESS_STEPS, NEAR_RATIO, SETTLING_STEPS
 from shardwright.client.plan_changes import PlanHistory
 from shardwright.client.step_times import StepTimes
 from shardwright.client.tuning_record import TuningRow
@@ -24,15 +25,6 @@ from shardwright.errors import ShardwrightError
 if TYPE_CHECKING:
     from shardwright.client.connection import MasterConnection
     from shardwright.client.step_result import StepResult
-
-#: Steps not measured after a switch: on CPUs a new program's first eight take up to four times as long.
-SETTLING_STEPS = 10
-#: After so many steps a plan ends its trial, …
-_HOPELESS_STEPS = 10
-#: … where it takes so many times as long as the fastest one.
-_HOPELESS_RATIO = 2.0
-#: A plan runs once more where it takes at most so many times as long as the fastest one.
-_NEAR_RATIO = 1.5
 
 _Plans = TypeVar("_Plans")
 
@@ -126,8 +118,8 @@ class PlanTrials(Generic[_Plans]):
         median_s = trial.times.median_s()
         others_s = [other.measured_s for other in self.trials if other is not trial]
         if median_s is None and others_s and not trial.measured_s:
-            median_s = trial.times.median_s(_HOPELESS_STEPS)
-            median_s = None if median_s is None or median_s < _HOPELESS_RATIO * min(others_s) else median_s
+            median_s = trial.times.median_s(HOPELESS_STEPS)
+            median_s = None if median_s is None or median_s < HOPELESS_RATIO * min(others_s) else median_s
         if median_s is not None:
             trial.measured_s = min(median_s, trial.measured_s or median_s)
         return median_s is not None
@@ -140,7 +132,7 @@ class PlanTrials(Generic[_Plans]):
         """The trial that is to be repeated next."""
         if self._to_repeat is None:
             least_s = self.fastest().measured_s
-            near = [trial for trial in self.trials if trial.measured_s <= _NEAR_RATIO * least_s]
+            near = [trial for trial in self.trials if trial.measured_s <= NEAR_RATIO * least_s]
             near.sort(key=lambda trial: trial is self.current)  # it has just run
             self._to_repeat = near if self.is_measured and len(near) > 1 else []
         return self._to_repeat.pop(0) if self._to_repeat else None

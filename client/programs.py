@@ -12,16 +12,13 @@ import numpy as np
 
 from shardwright.builders.choices import PlanChoice, add_candidates
 from shardwright.client.frontends.program import Program
+from shardwright.client.limits import READ_BACK_BYTES, READ_BACK_OUTPUTS
 from shardwright.client.placement import ExecutableEntry, Placement
 from shardwright.dtypes import to_dtype
 from shardwright.plans.plan import CallTrees, Candidate
 from shardwright.proto.v1 import common_pb2, master_pb2
 from shardwright.user_plans import PipelinePlan, Plan, to_user_plan
 
-#: Outputs of at most so many bytes come back with the reply of their step, …
-READ_BACK_BYTES = 4 << 10
-#: … for at most so many outputs.
-READ_BACK_OUTPUTS = 16
 #: Instructions of HLO whose results are others each time.
 _STATEFUL = re.compile(r"= \S+ rng(-get-and-update-state)?\(")
 #: Arguments that a message lists, at most.

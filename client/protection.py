@@ -19,17 +19,13 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from shardwright.client.journal import Journal, Layouts, SentStep
+from shardwright.client.limits import FAILED_SNAPSHOTS, SKIPPED_SNAPSHOTS
 from shardwright.proto.v1 import master_pb2
 
 if TYPE_CHECKING:
     from shardwright.client.calls import KnownArray
     from shardwright.client.step_result import StepResult
     from shardwright.plans.layouts import Layout
-
-#: Snapshots in a row that may fail before what came since the last good one is forgotten.
-FAILED_SNAPSHOTS = 3
-#: Snapshots that may fall due while one is under way, before calls wait for it: the journal stays bounded.
-SKIPPED_SNAPSHOTS = 2
 
 
 @dataclass(slots=True, kw_only=True)

@@ -32,7 +32,14 @@ from shardwright.client.cluster_view import ClusterView
 from shardwright.client.connection import NodeInfo, nodes_of, team_of
 from shardwright.client.handles import Handles
 from shardwright.client.journal import Entry, ReleasedArrays, SentArrays, SentStep
-from shardwright.client.protection import FAILED_SNAPSHOTS, Protection, Snapshot
+from shardwright.client.limits import (
+    FAILED_SNAPSHOTS,
+    RECOVERY_ATTEMPTS,
+    RECOVERY_PATIENCE_S,
+    RECOVERY_POLL_S,
+    RECOVERY_REPORT_S,
+)
+from shardwright.client.protection import Protection, Snapshot
 from shardwright.client.step_result import StepResult
 from shardwright.client.stream import InterruptedByRecoveryError, StepStream
 from shardwright.client.transfer import Upload
@@ -53,15 +60,6 @@ if TYPE_CHECKING:
     from shardwright.plans.layouts import Layout
 
 T = TypeVar("T")
-
-#: Seconds that workers have to come back.
-PATIENCE_S = 600.0
-#: Seconds between two lines that say who is waited for.
-REPORT_S = 15.0
-#: Attempts in a row. What ends executors each time, the servers stop after five times; another session's losses count
-#: here as well.
-ATTEMPTS = 12
-_POLL_S = 0.1
 
 #: What a call to a node may fail with after a loss.
 _BROKEN = (WorkerLostError, ServerUnavailableError, SessionError)
@@ -304,7 +302,7 @@ class Recovery:
         began_s = time.monotonic()
         _log.warning("%s; the session is restored once the executors run again", loss.message)
         try:
-            for _ in range(ATTEMPTS):
+            for _ in range(RECOVERY_ATTEMPTS):
                 try:
                     replayed = self._restore_and_replay(loss.message)
                     self._finish(loss, replayed, time.monotonic() - began_s)
@@ -312,7 +310,8 @@ class Recovery:
                 except LostAgainError:
                     continue
             error: ShardwrightError = WorkerLostError(
-                f"{loss.message}; {ATTEMPTS} attempts to run the steps since the last snapshot again failed as well",
+                f"{loss.message}; {RECOVERY_ATTEMPTS} attempts to run the steps since the last snapshot again failed "
+                "as well",
                 remedy="something may end executors each time: the servers' log says more (shardwright logs HOST:PORT)",
             )
         except ShardwrightError as caught:
@@ -545,7 +544,7 @@ class Recovery:
         return nodes[0].generation if all(node.state == "ready" for node in nodes) else 0
 
     def await_ready(self, loss: str) -> tuple[int, tuple[NodeInfo, ...]]:
-        """The generation that runs, and its nodes, once they are ready. Raises WorkerLostError after `PATIENCE_S`."""
+        """The generation that runs, and its nodes, once ready. Raises WorkerLostError after `RECOVERY_PATIENCE_S`."""
         began_s = said_s = time.monotonic()
         while True:
             self._stream.check_open()
@@ -565,12 +564,12 @@ class Recovery:
                     for node in absent
                 )
             now_s = time.monotonic()
-            if now_s - began_s > PATIENCE_S:
+            if now_s - began_s > RECOVERY_PATIENCE_S:
                 raise WorkerLostError(
-                    f"{loss}; not back within {PATIENCE_S:g} s: {waiting}".removeprefix("; "),
+                    f"{loss}; not back within {RECOVERY_PATIENCE_S:g} s: {waiting}".removeprefix("; "),
                     remedy="start the missing nodes (launch_worker.sh); then run init again, or restore a checkpoint",
                 )
-            if now_s - said_s > REPORT_S:
+            if now_s - said_s > RECOVERY_REPORT_S:
                 said_s = now_s
                 _log.warning("waiting for %s", waiting)
-            time.sleep(_POLL_S)
+            time.sleep(RECOVERY_POLL_S)

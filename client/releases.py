@@ -9,14 +9,12 @@ import weakref
 from queue import Empty, SimpleQueue
 from typing import TYPE_CHECKING
 
+from shardwright.client.limits import RELEASE_DELAY_S
 from shardwright.errors import ServerUnavailableError, ShardwrightError
 
 if TYPE_CHECKING:
     from shardwright.client.connection import MasterConnection
     from shardwright.client.stream import StepStream
-
-#: Seconds that an array waits for a step to carry its release.
-RELEASE_DELAY_S = 0.1
 
 _log = logging.getLogger("shardwright")
 

@@ -14,6 +14,7 @@ import numpy as np
 
 from shardwright.client.arrays import Pending, RemoteArray
 from shardwright.client.frontends.identity import identity_program
+from shardwright.client.limits import MIN_PART_BYTES, MOVE_PARTS
 from shardwright.client.pins import pin_layouts
 from shardwright.client.placement import Placement, can_be_moved, parts_of
 from shardwright.errors import InternalError, ShardwrightError
@@ -25,12 +26,6 @@ if TYPE_CHECKING:
     from shardwright.client.array_store import ArrayStore
     from shardwright.client.programs import StepProgram
     from shardwright.client.step_queue import StepQueue
-
-
-#: State is moved to another plan's layouts in about so many parts, …
-MOVE_PARTS = 8
-#: … each of at least so many bytes.
-MIN_PART_BYTES = 64 << 20
 
 
 def fits(leaves: Sequence[Any], places: Sequence[Placement | None]) -> bool:

@@ -9,12 +9,10 @@ from typing import TypeVar
 
 import grpc
 
+from shardwright.client.limits import RETRY_PAUSE_S
 from shardwright.errors import ServerDrainingError, ServerUnavailableError, SessionError, ShardwrightError
 
 T = TypeVar("T")
-
-#: Seconds between two attempts.
-RETRY_PAUSE_S = 0.2
 
 
 class OutageError(ServerUnavailableError):

@@ -8,14 +8,12 @@ from collections.abc import Callable
 from typing import TypeVar
 
 from shardwright.client.cluster_view import ClusterView
+from shardwright.client.limits import CHANGE_PAUSE_S
 from shardwright.client.recovery import Recovery
 from shardwright.client.stream import InterruptedByRecoveryError, StepStream
 from shardwright.errors import ClusterChangedError
 
 T = TypeVar("T")
-
-#: Seconds until a call that met other nodes begins again.
-CHANGE_PAUSE_S = 0.2
 
 
 class SteadyCalls:

@@ -21,6 +21,7 @@ from shardwright.client.arrays import RemoteArray
 from shardwright.client.checks import checks_from_settings, raise_not_finite, warn_of_settings
 from shardwright.client.donation import donate, require_donated_once
 from shardwright.client.frontends.program import ExportingFrontEnd, FrontEnd, Program
+from shardwright.client.limits import STEPS_AHEAD
 from shardwright.client.placement import Placement
 from shardwright.client.plan_changes import PlanChange, PlanHistory
 from shardwright.client.plan_set import PlanSet
@@ -30,7 +31,6 @@ from shardwright.client.programs import StepProgram
 from shardwright.client.resharding import is_unread_batch, move_leaves, place
 from shardwright.client.step_programs import StepPrograms
 from shardwright.client.step_result import StepResult
-from shardwright.client.stream import STEPS_AHEAD
 from shardwright.errors import (
     OptionError,
     UnsupportedProgramError,

@@ -12,6 +12,7 @@ from shardwright.client.announcement import Announcement
 from shardwright.client.arrays import RemoteArray
 from shardwright.client.connection import Preparation
 from shardwright.client.frontends.program import FrontEnd, Program
+from shardwright.client.limits import MANY_PROGRAMS
 from shardwright.client.pins import list_batch_leaves, may_stay
 from shardwright.client.placement import Placement
 from shardwright.client.plan_changes import PlanHistory
@@ -24,9 +25,6 @@ from shardwright.options.plan_options import PlanOptions
 from shardwright.plans.plan import TAKEN_OVER
 
 _log = logging.getLogger("shardwright")
-
-#: Programs of a step from which on it is told how many there are.
-_MANY_PROGRAMS = 4
 
 
 class StepPrograms:
@@ -124,7 +122,7 @@ class StepPrograms:
     def _tell_of_another(self, difference: str) -> None:
         """Log that a call takes a program of its own; warn of the fourth, and whenever their number has doubled."""
         count = len(self.plans.programs)
-        if count < _MANY_PROGRAMS or count & (count - 1):
+        if count < MANY_PROGRAMS or count & (count - 1):
             _log.info("%s: another program: %s", self._function.name, difference)
             return
         _log.warning(

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from shardwright.client.arrays import RemoteArray
+from shardwright.client.limits import INLINE_BYTES, INLINE_TOTAL_BYTES, RESENDABLE_BYTES
 from shardwright.client.placement import Placement, RowParts, can_be_moved, parts_of, placement_of
 from shardwright.client.transfer import Upload, as_bytes
 from shardwright.plans.layouts import Layout
@@ -20,13 +21,6 @@ if TYPE_CHECKING:
     from shardwright.client.checks import Checks
     from shardwright.client.placement import ExecutableEntry
     from shardwright.client.programs import ArgumentSource, StepProgram
-
-#: An argument of at most so many bytes rides along with its step, …
-INLINE_BYTES = 64 << 10
-#: … as long as all of a step stay below this.
-INLINE_TOTAL_BYTES = 1 << 20
-#: What a step uploads is kept until it is answered, if it is at most so many bytes, and the step reads nothing else.
-RESENDABLE_BYTES = 64 << 20
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,11 +6,10 @@ import statistics
 from collections import deque
 from typing import TYPE_CHECKING
 
+from shardwright.client.limits import MEASURED_STEPS
+
 if TYPE_CHECKING:
     from shardwright.client.step_result import StepResult
-
-#: Steps of a plan whose median is its time.
-MEASURED_STEPS = 20
 
 
 class StepTimes:

@@ -19,6 +19,7 @@ import grpc
 import numpy as np
 
 from shardwright.client.journal import Journal
+from shardwright.client.limits import RETRY_PAUSE_S, STEPS_AHEAD
 from shardwright.client.retries import describe_outage
 from shardwright.client.step_result import StepResult
 from shardwright.dtypes import to_dtype
@@ -41,10 +42,6 @@ if TYPE_CHECKING:
 
 #: Errors of steps after which arrays on the servers may be gone.
 _LOSSES = (WorkerLostError, StepTimeoutError, StepCancelledError)
-#: Steps that may be under way before `submit` waits for the oldest.
-STEPS_AHEAD = 4
-#: Seconds between two attempts.
-RETRY_PAUSE_S = 0.2
 
 _log = logging.getLogger("shardwright")
 

@@ -15,7 +15,8 @@ from typing import Any
 import grpc
 import numpy as np
 
-from shardwright.client.connection import LONG_CALL_TIMEOUT_S, Dialer, NodeInfo, SessionInfo
+from shardwright.client.connection import Dialer, NodeInfo, SessionInfo
+from shardwright.client.limits import LISTING_TIMEOUT_S, LONG_CALL_TIMEOUT_S
 from shardwright.client.retries import OutageError, Retries, is_outage
 from shardwright.errors import InternalError, ServerUnavailableError, ShardwrightError
 from shardwright.plans.layouts import Layout, Shard, distinct_shards, logical_part, slice_stored
@@ -23,9 +24,6 @@ from shardwright.proto.v1 import master_pb2, master_pb2_grpc
 from shardwright.protocol import wire
 from shardwright.protocol.chunked_messages import ARRAY_TRANSFER, ChunkedMessage, cut_chunks, parser_of, serializer_of
 from shardwright.protocol.session_secrets import session_metadata
-
-#: Reading a directory and the description of a checkpoint may take long on a remote file system.
-LISTING_TIMEOUT_S = 300.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)

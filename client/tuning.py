@@ -12,6 +12,7 @@ import numpy as np
 
 from shardwright.client.array_specs import ArraySpec, key_impl_name
 from shardwright.client.frontends.jax import JaxFunction
+from shardwright.client.limits import TELL_EVERY_S
 from shardwright.errors import DeadlineError
 from shardwright.options.plan_options import MEASURED
 
@@ -21,9 +22,6 @@ if TYPE_CHECKING:
 
 #: Changes that end the trials.
 _ENDS = frozenset({"kept", "went back", "remembered", "search ended"})
-
-#: Seconds between looks at what the searches have found.
-_TELL_EVERY_S = 0.5
 
 #: The options of `Session.parallelize` that say what the arguments are.
 _MARKS = ("donate_argnums", "donate_argnames", "static_argnums", "static_argnames")
@@ -72,7 +70,7 @@ def tune(
             np.asarray(results[-1])
         is_ready = False
         while not is_ready:  # steps beside the searches would only slow them down
-            is_ready = step.wait_for_plans(_TELL_EVERY_S)
+            is_ready = step.wait_for_plans(TELL_EVERY_S)
             changes = step.plan_changes
             for change in changes[told_count:]:
                 tell(change)

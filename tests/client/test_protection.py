@@ -12,7 +12,8 @@ from shardwright.client.cluster_view import ClusterView
 from shardwright.client.connection import MasterConnection
 from shardwright.client.handles import Handles
 from shardwright.client.journal import Journal
-from shardwright.client.protection import FAILED_SNAPSHOTS, Protection
+from shardwright.client.limits import FAILED_SNAPSHOTS
+from shardwright.client.protection import Protection
 from shardwright.client.recovery import Recovery
 from shardwright.client.step_result import StepResult
 from shardwright.client.stream import StepStream

@@ -12,7 +12,8 @@ import grpc
 import numpy as np
 import pytest
 
-from shardwright.client.stream import STEPS_AHEAD, StepStream
+from shardwright.client.limits import STEPS_AHEAD
+from shardwright.client.stream import StepStream
 from shardwright.errors import ExecutionError, ServerUnavailableError, SessionError
 from shardwright.proto.v1 import common_pb2, master_pb2, master_pb2_grpc
 from shardwright.protocol import wire

@@ -21,6 +21,7 @@ from jax.extend.source_info_util import summarize
 
 from shardwright.client.arrays import RemoteArray
 from shardwright.client.frontends.jax.custom_partitioning import ATTRIBUTE, PRIMITIVE, foreign_call, rule_of
+from shardwright.client.limits import MIN_HOISTED_ELEMENTS
 from shardwright.errors import UnsupportedProgramError
 
 #: Primitive → what it is, in words. All of them need the client's process or its devices.
@@ -52,9 +53,6 @@ _TRACE_ERRORS = {
 }
 
 _CALLBACK_REMEDY = "remove it, or return the value from the step and use it on the client"
-
-#: Closed-over arrays of at least so many elements become arguments.
-MIN_HOISTED_ELEMENTS = 64
 
 
 def refuse_unsupported(closed: ClosedJaxpr, name: str) -> None:

@@ -16,9 +16,7 @@ from shardwright.client.frontends.program import Program
 from shardwright.client.frontends.torch.dtypes import numpy_type, to_numpy
 from shardwright.client.frontends.torch.evaluation import Evaluation
 from shardwright.client.frontends.torch.tracing import Graph, TensorType
-
-#: Constants of the graph with fewer elements stay in the text.
-MIN_ARGUMENT_ELEMENTS = 64
+from shardwright.client.limits import MIN_ARGUMENT_ELEMENTS
 
 #: How JAX calls the arguments of `lower_graph`'s function.
 _PARAMETER = re.compile(r'op_name="leaves\[(\d+)\]"')
