@@ -26,6 +26,7 @@ from shardwright.errors import ClusterConfigError, ShardwrightError
 from shardwright.server.limits import Limits
 from shardwright.server.logs import LogWriter, log_to_standard_error
 from shardwright.server.options import Ports, add_server_options, limits_of, ports_of
+from shardwright.server.tuning import LAST_WORDS_S
 
 if TYPE_CHECKING:
     from shardwright.server.master.cluster_watch import ClusterSource
@@ -37,10 +38,6 @@ _EPILOG = """examples:
 exit codes: 0 ended as asked, 1 an error that a person has to mend (one line says which), 2 wrong arguments,
 75 it gave up on others and may be started again, 130 Ctrl-C
 """
-
-
-#: Seconds that the last lines of the log may take.
-_LAST_WORDS_S = 1.0
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -91,7 +88,7 @@ def main(arguments: list[str] | None = None) -> int:
     except KeyboardInterrupt:  # before the server runs, which handles the signal itself
         return 130
     finally:
-        log.wait_until_written(_LAST_WORDS_S)
+        log.wait_until_written(LAST_WORDS_S)
 
 
 def _start_embedded(devices: int, limits: Limits, log: LogWriter, ports: Ports, modules: tuple[str, ...]) -> int:

@@ -36,6 +36,7 @@ from shardwright.server.handlers import (
     with_behaviour,
 )
 from shardwright.server.security import Protection
+from shardwright.server.tuning import TOKENS_LOOK_S
 
 #: Health probes carry no token and learn nothing but "serving".
 _OPEN_METHODS = "/grpc.health.v1.Health/"
@@ -53,9 +54,6 @@ _ANYBODY = Caller(name="", role="operator")
 
 #: Names that do not say who it is.
 _OF_MANY = ("", DEFAULT_NAME)
-
-#: Seconds between two looks at the tokens file.
-_LOOK_S = 1.0
 
 _BEARER = "Bearer "
 
@@ -78,7 +76,7 @@ class _TokensFile:
 
     def callers(self) -> Mapping[str, Caller]:
         now_s = time.monotonic()
-        if now_s - self._looked_s >= _LOOK_S:
+        if now_s - self._looked_s >= TOKENS_LOOK_S:
             self._looked_s = now_s
             seen = _version_of(self._path)
             if seen != self._seen:

@@ -17,8 +17,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 
-#: Threads that are at work at a time, at most, and bytes of what each says.
-_PLACES, _PLACE_BYTES = 64, 512
+from shardwright.server.tuning import BLACK_BOX_PLACE_BYTES, BLACK_BOX_PLACES
+
 _LENGTH = struct.Struct("<H")
 
 
@@ -52,15 +52,15 @@ class BlackBox:
 
     def __init__(self, descriptor: int) -> None:
         self.descriptor = descriptor
-        self._memory = mmap.mmap(descriptor, _PLACES * _PLACE_BYTES)
+        self._memory = mmap.mmap(descriptor, BLACK_BOX_PLACES * BLACK_BOX_PLACE_BYTES)
         self._lock = threading.Lock()
-        self._free = list(range(_PLACES))
+        self._free = list(range(BLACK_BOX_PLACES))
 
     @classmethod
     def make(cls) -> BlackBox:
         """An empty one, without a name; `close` it."""
         with tempfile.TemporaryFile() as file:
-            file.truncate(_PLACES * _PLACE_BYTES)
+            file.truncate(BLACK_BOX_PLACES * BLACK_BOX_PLACE_BYTES)
             return cls(os.dup(file.fileno()))
 
     def close(self) -> None:
@@ -72,11 +72,11 @@ class BlackBox:
         """Within, a thread is busy with this; where too many are, or it is too long to write down, nobody knows."""
         text = work.to_text()
         with self._lock:
-            place = self._free.pop() if self._free and len(text) <= _PLACE_BYTES - _LENGTH.size else None
+            place = self._free.pop() if self._free and len(text) <= BLACK_BOX_PLACE_BYTES - _LENGTH.size else None
         if place is None:
             yield
             return
-        at = place * _PLACE_BYTES
+        at = place * BLACK_BOX_PLACE_BYTES
         self._memory[at + _LENGTH.size : at + _LENGTH.size + len(text)] = text
         _LENGTH.pack_into(self._memory, at, len(text))  # last: from now on it counts
         try:
@@ -89,9 +89,9 @@ class BlackBox:
     def read(self) -> list[Work]:
         """What the threads are busy with, or were when their process ended: commands by their order, then the rest."""
         works = []
-        for place in range(_PLACES):
-            at = place * _PLACE_BYTES
+        for place in range(BLACK_BOX_PLACES):
+            at = place * BLACK_BOX_PLACE_BYTES
             (length,) = _LENGTH.unpack_from(self._memory, at)
-            if 0 < length <= _PLACE_BYTES - _LENGTH.size:
+            if 0 < length <= BLACK_BOX_PLACE_BYTES - _LENGTH.size:
                 works.append(Work(**json.loads(self._memory[at + _LENGTH.size : at + _LENGTH.size + length])))
         return sorted(works, key=lambda work: (not work.sequence, work.sequence, work.session_id, work.key))

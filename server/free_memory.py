@@ -10,8 +10,7 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-#: Seconds in which those who free it have come to their end.
-_SETTLING_S = 1.0
+from shardwright.server.tuning import SETTLING_S
 
 
 class FreeMemory:
@@ -36,7 +35,7 @@ class FreeMemory:
     def give_back(self) -> None:
         """Blocking, for milliseconds."""
         noted_s = self._noted_s
-        if noted_s is None or time.monotonic() - noted_s < _SETTLING_S:
+        if noted_s is None or time.monotonic() - noted_s < SETTLING_S:
             return
         self._noted_s = None
         gc.collect()

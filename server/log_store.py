@@ -13,18 +13,19 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 from shardwright.log_lines import LogLine, level_number
-
-#: What a process keeps of its own lines.
-RECENT_LINES, RECENT_BYTES = 2000, 1 << 20
-#: What the master keeps of all nodes together, and of one of them at most, and at least.
-STORE_BYTES, MOST_NODE_BYTES, LEAST_NODE_BYTES = 32 << 20, 2 << 20, 16 << 10
-#: What a line takes beside its texts.
-_LINE_OVERHEAD = 400
+from shardwright.server.tuning import (
+    LEAST_NODE_BYTES,
+    LINE_OVERHEAD_BYTES,
+    MOST_NODE_BYTES,
+    RECENT_BYTES,
+    RECENT_LINES,
+    STORE_BYTES,
+)
 
 
 def size_of(line: LogLine) -> int:
     """Bytes that a line takes in memory, about."""
-    return _LINE_OVERHEAD + len(line.message) + len(line.traceback) + len(line.output)
+    return LINE_OVERHEAD_BYTES + len(line.message) + len(line.traceback) + len(line.output)
 
 
 class _Ring:

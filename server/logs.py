@@ -19,12 +19,7 @@ from typing import TextIO, cast
 
 from shardwright.log_lines import ChildFormatter, LogFormat, LogLine, level_number, line_of, log_to_parent
 from shardwright.server.log_store import RecentLines
-
-#: Lines that may wait for their reader.
-WAITING_LINES = 10_000
-#: What is kept of one line, and of each text in it.
-_LINE_BYTES, _TEXT_CHARACTERS = 16_000, 8_000
-
+from shardwright.server.tuning import LINE_BYTES, TEXT_CHARACTERS, WAITING_LINES
 
 _log = logging.getLogger("shardwright.server")
 
@@ -82,7 +77,7 @@ class LogWriter(logging.Handler):
         )
 
     def _put_line(self, line: LogLine) -> None:
-        line = _shorten(line, _TEXT_CHARACTERS)
+        line = _shorten(line, TEXT_CHARACTERS)
         self.recent.append(line)
         self._put_text(self._rendered(line))
 
@@ -94,7 +89,7 @@ class LogWriter(logging.Handler):
 
     def _put_text(self, text: str) -> None:
         try:
-            self._lines.put_nowait(text.encode(errors="replace")[:_LINE_BYTES] + b"\n")
+            self._lines.put_nowait(text.encode(errors="replace")[:LINE_BYTES] + b"\n")
         except queue.Full:
             self.dropped += 1
 
@@ -134,8 +129,8 @@ def _shorten(line: LogLine, most: int) -> LogLine:
 
 def _to_short_json(line: LogLine) -> str:
     """No longer than a line may be: JSON that is cut is none."""
-    text, most = line.to_json(), _TEXT_CHARACTERS
-    while len(text) > _LINE_BYTES:
+    text, most = line.to_json(), TEXT_CHARACTERS
+    while len(text) > LINE_BYTES:
         most //= 2
         text = _shorten(line, most).to_json()
     return text

@@ -16,6 +16,7 @@ from shardwright.errors import ServerUnavailableError
 from shardwright.server.master import events as ev
 from shardwright.server.master import node_reports, watchdog
 from shardwright.server.master.statistics import RESULTS
+from shardwright.server.tuning import SCRAPE_S
 from shardwright.server.versions import jax_version, shardwright_version
 
 if TYPE_CHECKING:
@@ -29,8 +30,6 @@ STATES = ("waiting", "ready", "degraded", "stalled", "draining")
 NODE_STATES = ("waiting", "starting", "ready", "lost")
 STEP_KINDS = ("step", "save", "restore", "snapshot", "move")
 
-#: Seconds that a scrape waits for the event loop.
-_SCRAPE_S = 5.0
 _PREFIX = "shardwright_"
 
 
@@ -74,7 +73,7 @@ class _OnLoop:
         async def read() -> list[Metric]:
             return list(collect(self._master, self._loop.time()))
 
-        yield from asyncio.run_coroutine_threadsafe(read(), self._loop).result(_SCRAPE_S)
+        yield from asyncio.run_coroutine_threadsafe(read(), self._loop).result(SCRAPE_S)
 
 
 def collect(master: Master, now_s: float) -> Iterator[Metric]:

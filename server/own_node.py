@@ -16,15 +16,10 @@ from pathlib import Path
 
 from shardwright.errors import ServerUnavailableError
 from shardwright.server.master.store import take_lock
+from shardwright.server.tuning import NODE_LOG_BYTES, NODE_LOOK_S, NODE_PAUSE_S, TAKE_OVER_S
 
 LOCK_NAME = "node-0.lock"
 LOG_NAME = "node-0.log"
-#: Size from which the log begins anew; the one before is kept.
-_LOG_BYTES = 8 << 20
-#: Seconds that a daemon waits for the one before it to end.
-_TAKE_OVER_S = 5.0
-#: Seconds between two looks, and between two starts.
-_LOOK_S, _PAUSE_S = 0.2, 1.0
 
 _log = logging.getLogger("shardwright.server")
 
@@ -33,7 +28,7 @@ class NodeLock:
     """Held by the daemon until its end. Raises ServerUnavailableError if another daemon holds it."""
 
     def __init__(self, directory: Path) -> None:
-        until_s = time.monotonic() + _TAKE_OVER_S
+        until_s = time.monotonic() + TAKE_OVER_S
         while (lock := take_lock(directory / LOCK_NAME)) is None:
             if time.monotonic() > until_s:
                 raise ServerUnavailableError("the daemon of this node runs already", where=str(directory))
@@ -65,9 +60,9 @@ class OwnNode:
             if (self._process is None or code is not None) and not self.is_running():
                 if code is not None:
                     _log.warning("the daemon of this node ended with exit code %d; starting it again", code)
-                    await asyncio.sleep(_PAUSE_S)
+                    await asyncio.sleep(NODE_PAUSE_S)
                 self._start()
-            await asyncio.sleep(_LOOK_S)
+            await asyncio.sleep(NODE_LOOK_S)
 
     def is_running(self) -> bool:
         """Whether a daemon holds the lock."""
@@ -87,7 +82,7 @@ class OwnNode:
 
     def _start(self) -> None:
         path = self.log_path
-        if path.exists() and path.stat().st_size > _LOG_BYTES:
+        if path.exists() and path.stat().st_size > NODE_LOG_BYTES:
             path.replace(path.with_suffix(".log.1"))
         with open(os.open(path, os.O_CREAT | os.O_WRONLY | os.O_APPEND | os.O_CLOEXEC, 0o600), "ab") as log:
             self._process = subprocess.Popen(

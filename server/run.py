@@ -48,14 +48,9 @@ from shardwright.server.own_node import OwnNode
 from shardwright.server.run_node import Ending, watching
 from shardwright.server.security import Protection
 from shardwright.server.signals import Stops
+from shardwright.server.tuning import NODE_END_S, THREADS_BESIDE
 from shardwright.server.worker import state as st
 from shardwright.server.worker.daemon import Daemon
-
-#: Seconds that the daemon of the master's own node has to end.
-_NODE_END_S = 10.0
-
-#: Threads for short work: unpacking, writing plans down.
-_THREADS_BESIDE = 8
 
 _log = logging.getLogger("shardwright.server")
 
@@ -152,7 +147,7 @@ async def _serve(
     cluster, limits = master.cluster, master.limits
     protection = Protection.of(cluster)
     # Plans and compilations hold a thread each, one a core at most: uploads must not wait behind them.
-    threads = ThreadPoolExecutor(2 * core_count() + _THREADS_BESIDE, thread_name_prefix="work")
+    threads = ThreadPoolExecutor(2 * core_count() + THREADS_BESIDE, thread_name_prefix="work")
     asyncio.get_running_loop().set_default_executor(threads)
     Stops(master.drain, stop.ask)
     health = Health(master_pb2.DESCRIPTOR.services_by_name["Master"].full_name)
@@ -196,7 +191,7 @@ async def _serve(
             daemon.ask_to_stop(0)
             await daemon_task
         if own_node is not None and node_task is not None:
-            await own_node.wait_for_end(_NODE_END_S)
+            await own_node.wait_for_end(NODE_END_S)
         await server.stop(grace=2.0)
         await health.close()
         if endpoint is not None:

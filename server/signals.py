@@ -11,14 +11,12 @@ import urllib.error
 import urllib.request
 from collections.abc import Callable
 
+from shardwright.server.tuning import PREEMPTION_ANSWER_BYTES, PREEMPTION_LOOK_S, PREEMPTION_POLL_S
+
 EXIT_INTERRUPTED = 130
 
-#: Seconds between two looks at a preemption notice, and what one may take.
-POLL_S, _LOOK_S = 1.0, 2.0
 #: Answers of a URL that mean "no" although their status is 200.
 _NO = frozenset({"", "false", "0", "no", "none", "null"})
-#: Bytes of an answer that are looked at.
-_ANSWER_BYTES = 64
 
 _log = logging.getLogger("shardwright.server")
 
@@ -60,7 +58,7 @@ async def watch_notice(notice: str, drain: Callable[[str], object]) -> None:
             if not is_failing:
                 _log.warning("the preemption notice %s cannot be looked at: %s", notice, error)
             is_failing = True
-        await asyncio.sleep(POLL_S)
+        await asyncio.sleep(PREEMPTION_POLL_S)
 
 
 def _is_there(notice: str) -> bool:
@@ -70,8 +68,8 @@ def _is_there(notice: str) -> bool:
     request = urllib.request.Request(notice, headers={"Metadata-Flavor": "Google"})  # which only Google's asks for
     opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))  # the notice is of this machine
     try:
-        with opener.open(request, timeout=_LOOK_S) as reply:
-            answer = reply.read(_ANSWER_BYTES).decode(errors="replace").strip().lower()
+        with opener.open(request, timeout=PREEMPTION_LOOK_S) as reply:
+            answer = reply.read(PREEMPTION_ANSWER_BYTES).decode(errors="replace").strip().lower()
             return reply.status == 200 and answer not in _NO
     except urllib.error.HTTPError:
         return False  # 404: no notice yet

@@ -25,9 +25,7 @@ from shardwright.server.master.events import Commands
 from shardwright.server.master.records import Pending
 from shardwright.server.master.sessions import Session, cancelled_in_time, unknown_session
 from shardwright.server.master.state import MasterState
-
-#: Where others would lose arrays, a cancelled step may run for so many of its longest runs.
-GRACE_FACTOR = 2.0
+from shardwright.server.tuning import GRACE_FACTOR
 
 
 # ---- asked for -------------------------------------------------------------------

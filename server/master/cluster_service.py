@@ -17,12 +17,7 @@ from shardwright.server.black_box import Work
 from shardwright.server.master import events as ev
 from shardwright.server.master import recovered
 from shardwright.server.master.shell import Master, OutgoingStream
-
-#: Seconds between two looks for a new node.
-_LOOK_S = 0.1
-
-#: Time from the end of an executor's connection, in which its daemon may say why.
-_CAUSE_S = 0.1
+from shardwright.server.tuning import CAUSE_S, NEW_NODE_POLL_S
 
 Context = Any  # grpc.aio.ServicerContext: generic in ways that its stubs do not agree on
 
@@ -48,7 +43,7 @@ class ClusterService(worker_pb2_grpc.ClusterServicer):
                 and request.hello.node_index not in self._master.state.formation.nodes
                 and time.monotonic() < until_s
             ):
-                await asyncio.sleep(_LOOK_S)
+                await asyncio.sleep(NEW_NODE_POLL_S)
             yield request
 
     def _handle_daemon_event(self, number: int, event: worker_pb2.SupervisorEvent) -> None:
@@ -119,7 +114,7 @@ class ClusterService(worker_pb2_grpc.ClusterServicer):
             if not self._master.is_closing:
                 self._master.handle_event(ev.ExecutorLeft(connection=number))
 
-        asyncio.get_running_loop().call_later(_CAUSE_S, tell)
+        asyncio.get_running_loop().call_later(CAUSE_S, tell)
 
     def _handle_executor_event(self, number: int, event: worker_pb2.ExecutorEvent) -> None:
         match event.WhichOneof("kind"):

@@ -18,12 +18,7 @@ from shardwright.clusters.cluster import Cluster
 from shardwright.clusters.cluster_file import read_text
 from shardwright.errors import AuthenticationError, ClusterConfigError
 from shardwright.program_output import ProgramFailure, read_output
-
-#: Seconds between two looks at a file.
-FILE_EVERY_S = 1.0
-#: Seconds between two runs of a program, and seconds that it may take.
-PROGRAM_EVERY_S = 5.0
-PROGRAM_TIMEOUT_S = 30.0
+from shardwright.server.tuning import FILE_EVERY_S, PROGRAM_EVERY_S, PROGRAM_TIMEOUT_S
 
 _log = logging.getLogger("shardwright.server")
 

@@ -12,13 +12,10 @@ from shardwright.server.master import dispatch
 from shardwright.server.master import events as ev
 from shardwright.server.master.events import Commands
 from shardwright.server.master.quarantine import charge_of, in_any_session
-from shardwright.server.master.records import CLEARING_SUCCESSES, Charge, Pending, Record, Suspect
+from shardwright.server.master.records import Charge, Pending, Record, Suspect
 from shardwright.server.master.state import MasterState
+from shardwright.server.tuning import CLEARING_SUCCESSES, CLEARING_SUCCESSES_OF_KILLED, FORGET_S, MOST_DEATHS
 
-#: Deaths of executors that a suspect may be there at.
-MOST_DEATHS = 5
-#: Successes after which deaths are forgotten of executors that may have been killed; and seconds.
-CLEARING_SUCCESSES_OF_KILLED, FORGET_S = 1, 3600.0
 #: Ends that a process brings about itself, besides exit codes of its own choice.
 _OWN_SIGNALS = (signal.SIGSEGV, signal.SIGABRT, signal.SIGBUS, signal.SIGFPE, signal.SIGILL)
 #: Exit codes with which executors say that something outside went wrong.

@@ -18,9 +18,7 @@ from shardwright.server.master import teams, transitions
 from shardwright.server.master.events import Commands
 from shardwright.server.master.sessions import Session
 from shardwright.server.master.state import MasterState
-
-#: Seconds without a step after which a session is quiet: it may not take a snapshot for long.
-QUIET_S = 5.0
+from shardwright.server.tuning import QUIET_S
 
 
 def can_spare(state: MasterState, nodes: frozenset[int]) -> bool:

@@ -11,9 +11,7 @@ from shardwright.server.master.events import Commands
 from shardwright.server.master.session_records import StepOutcome
 from shardwright.server.master.sessions import Session
 from shardwright.server.master.state import MasterState
-
-#: Array ids that a successor leaves out: the last ones of before a restart of the master may not have been stored.
-ID_MARGIN = 1 << 20
+from shardwright.server.tuning import ID_MARGIN
 
 
 def find(state: MasterState, name: str) -> Session | None:

@@ -19,12 +19,7 @@ from shardwright.server.master.cancels import session_of
 from shardwright.server.master.sessions import unknown_session
 from shardwright.server.master.shell import Master
 from shardwright.server.master.state import MasterState
-
-#: Seconds between two looks for new lines.
-_FOLLOW_S = 0.3
-#: Lines in one message.
-_MOST_LINES = 500
-
+from shardwright.server.tuning import FOLLOW_S, MOST_LINES_FOLLOWED
 
 _log = logging.getLogger("shardwright.server")
 
@@ -72,13 +67,13 @@ class OperatorService(operators_pb2_grpc.OperatorsServicer):
         seen, has_gap = self._logs.last, False  # lines of long ago are gone always
         lines = lines[-request.tail :] if request.tail else lines
         while True:
-            for start in range(0, len(lines), _MOST_LINES):
-                messages = [log_messages.to_proto(line) for line in lines[start : start + _MOST_LINES]]
+            for start in range(0, len(lines), MOST_LINES_FOLLOWED):
+                messages = [log_messages.to_proto(line) for line in lines[start : start + MOST_LINES_FOLLOWED]]
                 await context.write(operators_pb2.ReadLogsReply(lines=messages, has_gap=has_gap))
                 has_gap = False
             if not request.follow:
                 return
-            await asyncio.sleep(_FOLLOW_S)
+            await asyncio.sleep(FOLLOW_S)
             lines, is_late = self._logs.after(seen, query)
             seen, has_gap = self._logs.last, has_gap or is_late
 

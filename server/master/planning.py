@@ -23,6 +23,7 @@ from shardwright.proto.v1 import common_pb2, master_pb2
 from shardwright.protocol import wire
 from shardwright.server.master.programs import StoredProgram
 from shardwright.server.master.statistics import Work
+from shardwright.server.tuning import PLANNER_LAST_CHARACTERS, PLANNER_LAST_WORDS_S
 from shardwright.xla.messages import read_message, write_message
 
 _log = logging.getLogger("shardwright.server")
@@ -32,10 +33,6 @@ ProgressListener = Callable[[master_pb2.PlanProgress], None]
 
 class PlannerKilledError(PlanError):
     """Somebody killed the planner's process: the program need not be at fault."""
-
-
-#: What an error quotes of a planner's standard error, and the time that reading it may take.
-_LAST_CHARACTERS, _LAST_WORDS_S = 2000, 1.0
 
 
 class PlannerChild:
@@ -85,8 +82,8 @@ class PlannerChild:
         )
 
     def _last_words(self) -> str:
-        self._reader.join(_LAST_WORDS_S)
-        return "\n".join(self._output.last_lines)[-_LAST_CHARACTERS:] or "it said nothing"
+        self._reader.join(PLANNER_LAST_WORDS_S)
+        return "\n".join(self._output.last_lines)[-PLANNER_LAST_CHARACTERS:] or "it said nothing"
 
     def interrupt(self) -> None:
         """End the search under way with the best plan so far."""

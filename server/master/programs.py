@@ -9,9 +9,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from shardwright.errors import HloSyntaxError, ResourceLimitError
-
-#: Bytes of text that are in memory at a time while a program comes in.
-SLICE_BYTES = 1 << 20
+from shardwright.server.tuning import SLICE_BYTES
 
 _GZIP = 31  # zlib's window bits
 

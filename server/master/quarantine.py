@@ -20,12 +20,10 @@ from __future__ import annotations
 
 from shardwright.errors import ShardwrightError
 from shardwright.server.master import events as ev
-from shardwright.server.master.records import CLEARING_SUCCESSES, Charge, Quarantine, Suspect
+from shardwright.server.master.records import Charge, Quarantine, Suspect
 from shardwright.server.master.sessions import Session
 from shardwright.server.master.state import MasterState
-
-#: Deaths of executors that a suspect was there at from which on it runs alone.
-TRIAL_DEATHS = 2
+from shardwright.server.tuning import CLEARING_SUCCESSES, TRIAL_DEATHS
 
 
 def in_any_session(state: MasterState, suspect: Suspect) -> tuple[str, str, str]:

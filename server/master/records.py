@@ -7,11 +7,7 @@ from typing import Any
 
 from shardwright.errors import ServerDrainingError, ShardwrightError
 from shardwright.server.master import events as ev
-
-#: Longest time between two events that counts as such: in a longer one the master itself stood still.
-LONGEST_PAUSE_S = 2.0
-#: Successes after which deaths are forgotten: of executors that ended of themselves.
-CLEARING_SUCCESSES = 20
+from shardwright.server.tuning import CLEARING_SUCCESSES, LONGEST_PAUSE_S
 
 
 @dataclass(slots=True)

@@ -37,10 +37,10 @@ from shardwright.server.master.operator_service import find_session_id, operator
 from shardwright.server.master.programs import IncomingProgram, StoredProgram
 from shardwright.server.master.sessions import Session, unknown_session
 from shardwright.server.master.shell import Master, OutgoingStream
+from shardwright.server.tuning import PROGRESS_S
 from shardwright.server.versions import jax_version, shardwright_version
 
 Context = Any  # grpc.aio.ServicerContext: generic in ways that its stubs do not agree on
-_PROGRESS_S = 1.0
 
 _log = logging.getLogger("shardwright.server")
 
@@ -251,7 +251,7 @@ class MasterService(master_pb2_grpc.MasterServicer):
         phase, waiting, is_answered = "emit and compile", asyncio.ensure_future(call.next()), False
         try:
             while True:
-                done, _ = await asyncio.wait([waiting], timeout=_PROGRESS_S)
+                done, _ = await asyncio.wait([waiting], timeout=PROGRESS_S)
                 if done:
                     command = waiting.result()
                     if isinstance(command, ev.Answer):

@@ -33,14 +33,8 @@ from shardwright.server.master.events import Kept, ProgramInfo, ReleaseRequested
 from shardwright.server.master.people import Person
 from shardwright.server.master.session_records import Executable, QueuedRequest, Save, Snapshots, StepOutcome
 from shardwright.server.master.statistics import Statistics
+from shardwright.server.tuning import MAX_REMEMBERED_DROPS, MAX_REMEMBERED_SAVES
 from shardwright.units import format_bytes
-
-#: Outcomes of saves that a session remembers.
-MAX_REMEMBERED_SAVES = 64
-
-#: How many ids that are gone are remembered, to say why; older ones count as unknown.
-MAX_REMEMBERED_DROPS = 65_536
-
 
 #: Why an array is gone: the step it was donated to, 0 for "released", or an error. A step donates
 #: hundreds of arrays, and hardly ever is one of them asked for: words are made when it is.

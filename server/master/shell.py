@@ -36,10 +36,9 @@ from shardwright.server.master.roster import Roster, elasticity_of
 from shardwright.server.master.state import MasterState
 from shardwright.server.master.store import StateStore, StoredState
 from shardwright.server.master.teams import cluster_changed_error
+from shardwright.server.tuning import TICK_S
 from shardwright.server.versions import jax_version, shardwright_version
 from shardwright.xla import Cancellation, CompileService
-
-TICK_S = 0.5
 
 T = TypeVar("T")
 

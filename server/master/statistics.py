@@ -15,6 +15,7 @@ from time import monotonic
 from typing import Literal, get_args
 
 from shardwright.errors import ShardwrightError, StepCancelledError
+from shardwright.server.tuning import RATE_S
 
 Result = Literal["succeeded", "failed", "cancelled"]
 RESULTS: tuple[Result, ...] = get_args(Result)
@@ -22,9 +23,6 @@ RESULTS: tuple[Result, ...] = get_args(Result)
 #: Upper bounds of histograms, in seconds: of steps, and of what takes longer.
 STEP_BOUNDS_S = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 300.0)
 WORK_BOUNDS_S = (0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 120.0, 300.0, 600.0, 1800.0, 3600.0)
-
-#: Seconds over which a rate is taken.
-_RATE_S = 10.0
 
 
 def result_of(error: ShardwrightError | None) -> Result:
@@ -63,11 +61,11 @@ class Rate:
 
     def per_s(self, now_s: float) -> float:
         """Of a time that is shorter than the window, the mean."""
-        covered_s = _RATE_S * -math.expm1(-max(now_s - self.since_s, 1.0) / _RATE_S)
+        covered_s = RATE_S * -math.expm1(-max(now_s - self.since_s, 1.0) / RATE_S)
         return self._decayed(now_s) / covered_s
 
     def _decayed(self, now_s: float) -> float:
-        return self.weight * math.exp((self._last_s - now_s) / _RATE_S)
+        return self.weight * math.exp((self._last_s - now_s) / RATE_S)
 
 
 @dataclass(slots=True)

@@ -23,6 +23,7 @@ from typing import IO, Any
 
 from shardwright.errors import ShardwrightError, StateStoreError
 from shardwright.server.master.row_checks import Damage, Value, checksum_of, read_rows
+from shardwright.server.tuning import STORE_BUSY_S
 
 _log = logging.getLogger("shardwright.server")
 
@@ -32,8 +33,6 @@ APPLICATION_ID = 0x53485754
 VERSION = 2
 FILE_NAME = "state.sqlite3"
 _LOCK_NAME = "master.lock"
-#: Seconds that a write may wait for a reader (a backup, a person with a shell).
-_BUSY_S = 10.0
 
 _SCHEMA = """
 CREATE TABLE cluster (
@@ -335,7 +334,7 @@ class StateStore:
 
 def _open(path: Path) -> sqlite3.Connection:
     os.close(os.open(path, os.O_CREAT | os.O_RDWR, 0o600))
-    database = sqlite3.connect(path, timeout=_BUSY_S, isolation_level=None, check_same_thread=False)
+    database = sqlite3.connect(path, timeout=STORE_BUSY_S, isolation_level=None, check_same_thread=False)
     database.execute("PRAGMA journal_mode = WAL")
     database.execute("PRAGMA synchronous = FULL")  # a commit survives the machine, not only the process
     return database

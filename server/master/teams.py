@@ -8,9 +8,7 @@ from shardwright.server.master import events as ev
 from shardwright.server.master.events import Commands
 from shardwright.server.master.sessions import Session
 from shardwright.server.master.state import MasterState
-
-#: Programs of earlier teams of which a session's steps are told what became of them.
-MAX_REMEMBERED_PROGRAMS = 1_000
+from shardwright.server.tuning import MAX_REMEMBERED_PROGRAMS
 
 
 def cluster_changed_error() -> ClusterChangedError:

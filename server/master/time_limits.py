@@ -5,13 +5,7 @@ from __future__ import annotations
 from shardwright.server.limits import Limits
 from shardwright.server.master import events as ev
 from shardwright.server.master.session_records import Executable
-
-#: A step's time limit, as multiples of its plan's prediction and of its longest run so far.
-PREDICTED_FACTOR, MEASURED_FACTOR = 100.0, 10.0
-#: No step runs longer without its user's consent.
-LONGEST_LIMIT_S = 24 * 3600.0
-#: Whatever a user asks for: everybody's arrays go with a step that is ended, so a healthy one has to have had a chance.
-SHORTEST_LIMIT_S = 1.0
+from shardwright.server.tuning import LONGEST_LIMIT_S, MEASURED_FACTOR, PREDICTED_FACTOR, SHORTEST_LIMIT_S
 
 
 def step_limit_s(limits: Limits, step: ev.StepRequested, executable: Executable | None) -> float:

@@ -22,11 +22,8 @@ from shardwright.server.master import events as ev
 from shardwright.server.master.events import Commands
 from shardwright.server.master.records import Pending
 from shardwright.server.master.state import MasterState
+from shardwright.server.tuning import SHOWN_S, STALL_FACTOR
 
-#: A step older than so many of its longest runs is a suspect.
-STALL_FACTOR = 3.0
-#: Age from which Status names the head.
-SHOWN_S = 2.0
 #: Nodes that a text names, at most.
 _MAX_NAMED = 4
 

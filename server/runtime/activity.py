@@ -10,9 +10,7 @@ from dataclasses import dataclass
 import jax
 
 from shardwright.server.black_box import BlackBox, Work
-
-#: Something younger is nobody's business yet.
-_BUSY_S = 1.0
+from shardwright.server.tuning import BUSY_S
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,7 +43,7 @@ class Activity:
         """(sequence number, place) of the oldest command that has taken a second or more; (0, "") without one."""
         works = list(self._works.values())
         oldest = min(works, key=lambda work: work.sequence, default=None)
-        if oldest is None or time.monotonic() - oldest.since_s < _BUSY_S:
+        if oldest is None or time.monotonic() - oldest.since_s < BUSY_S:
             return 0, ""
         try:
             return oldest.sequence, oldest.where()

@@ -15,13 +15,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 from shardwright.errors import ResourceLimitError
 from shardwright.server.runtime.arrays import ArrayStore
-
-#: Threads that read, and those of them that may wait for a device.
-READERS, READERS_WAITING = 32, 8
-#: Seconds between two looks at arrays that are being computed.
-_POLL_S = 0.005
-#: Reads of one session that may wait.
-_WAITS_PER_SESSION = 1024
+from shardwright.server.tuning import ARRAYS_POLL_S, READERS, READERS_WAITING, WAITS_PER_SESSION
 
 
 class _Wait:
@@ -58,9 +52,9 @@ class ArrayWaits:
         """
         wait = _Wait(session_id, array_ids, time.monotonic() + min(wait_s, threading.TIMEOUT_MAX), reader)
         with self._lock:
-            if self._count[session_id] >= _WAITS_PER_SESSION:
+            if self._count[session_id] >= WAITS_PER_SESSION:
                 raise ResourceLimitError(
-                    f"{_WAITS_PER_SESSION} reads of the session wait for arrays, its limit",
+                    f"{WAITS_PER_SESSION} reads of the session wait for arrays, its limit",
                     remedy="run the steps that make them, or read less at once",
                 )
         self._add(wait)
@@ -129,5 +123,5 @@ class ArrayWaits:
             until_s = min((wait.until_s for wait in waiting), default=float("inf"))
             pause_s = max(until_s - time.monotonic(), 0.0)
             if any(wait.is_computing for wait in waiting):
-                pause_s = min(pause_s, _POLL_S)
+                pause_s = min(pause_s, ARRAYS_POLL_S)
             version = self._store.wait_for_change(version, min(pause_s, threading.TIMEOUT_MAX))

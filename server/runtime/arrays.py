@@ -14,10 +14,8 @@ import numpy as np
 from shardwright.errors import ArrayError, SessionError, ShardwrightError
 from shardwright.plans.layouts import Layout, Slices, distinct_shards, logical_part, pad_to_stored
 from shardwright.proto.v1 import worker_pb2
+from shardwright.server.tuning import MAX_REMEMBERED_DROPS
 from shardwright.xla.jax_shardings import jax_mesh, mesh_devices, to_named_sharding
-
-#: How many ids that are gone are remembered, to say why.
-MAX_REMEMBERED_DROPS = 65_536
 
 
 @dataclass(slots=True, kw_only=True, eq=False)

@@ -10,9 +10,7 @@ import threading
 from collections import deque
 
 from shardwright.proto.v1 import master_pb2, worker_pb2
-
-#: Outcomes of a session's last steps that are kept: as many as a client can ask for again.
-KEPT_STEPS = 128
+from shardwright.server.tuning import KEPT_STEPS
 
 
 class CommandLog:

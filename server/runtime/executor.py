@@ -57,6 +57,7 @@ from shardwright.server.runtime.tasks import StageRecord, execution_error
 from shardwright.server.runtime.transport import StopSignals, first_number
 from shardwright.server.runtime.uploads import Uploads
 from shardwright.server.security import Protection
+from shardwright.server.tuning import SAME_CAUSE_S, SUSPICION_S
 from shardwright.xla.jax_shardings import mesh_devices
 from shardwright.xla.runtime import load_program
 
@@ -65,12 +66,6 @@ if TYPE_CHECKING:
 
 #: Fields of a step that is carried out on the host, without a program.
 _HOST_STEPS = ("save", "restore", "snapshot", "restore_snapshot", "read_batch")
-
-#: Seconds from the failure of a step to its report, where other processes take part. A failure may come of a neighbour
-#: that died; the master notices that within this time, and ends this process before it blames the program.
-_SUSPICION_S = 2.0
-#: Failures that follow within so many seconds are of the same cause.
-_SAME_CAUSE_S = 10.0
 
 _log = logging.getLogger("shardwright.server")
 
@@ -507,8 +502,8 @@ class Executor:
                 caught, f"step {number}, on the devices", "the server's log holds the whole message"
             )
         if isinstance(error, ExecutionError) and jax.process_count() > 1:
-            if time.monotonic() - self._failed_s > _SAME_CAUSE_S:
-                time.sleep(_SUSPICION_S)
+            if time.monotonic() - self._failed_s > SAME_CAUSE_S:
+                time.sleep(SUSPICION_S)
             self._failed_s = time.monotonic()
         return error
 

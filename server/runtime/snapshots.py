@@ -39,14 +39,8 @@ from shardwright.server.runtime.incoming_arrays import allocate_aligned
 from shardwright.server.runtime.relayout import Relayout, StoredSection
 from shardwright.server.runtime.resharding import RowSection
 from shardwright.server.security import Protection
+from shardwright.server.tuning import COPIES, DAEMON_TIMEOUT_S, DAEMON_TRANSFER_TIMEOUT_S
 from shardwright.xla.jax_shardings import mesh_devices
-
-#: Seconds that an answer of a daemon may take, …
-CALL_TIMEOUT_S = 10.0
-#: … and one that comes with contents.
-TRANSFER_TIMEOUT_S = 3600.0
-#: Daemons that hold each part: this node's, and the next one's that answers.
-COPIES = 2
 
 _log = logging.getLogger("shardwright.server")
 
@@ -258,7 +252,9 @@ class _DaemonClient:
             request_serializer=worker_pb2.OfferPartsRequest.SerializeToString,
             response_deserializer=worker_pb2.OfferPartsReply.FromString,
         )
-        return list(keys_of(self._ask(lambda: call(request, timeout=CALL_TIMEOUT_S, metadata=self._metadata)).missing))
+        return list(
+            keys_of(self._ask(lambda: call(request, timeout=DAEMON_TIMEOUT_S, metadata=self._metadata)).missing)
+        )
 
     def put(self, session_id: str, keys: Sequence[PartKey], contents: Iterable[np.ndarray]) -> None:
         """Send parts; contents: of each of them, in this order."""
@@ -277,7 +273,7 @@ class _DaemonClient:
             for pieces in cut_chunks(map(_bytes_of, contents), wire.CHUNK_BYTES):
                 yield ChunkedMessage(message=rest, pieces=pieces)
 
-        self._ask(lambda: call(requests(), timeout=TRANSFER_TIMEOUT_S, metadata=self._metadata))
+        self._ask(lambda: call(requests(), timeout=DAEMON_TRANSFER_TIMEOUT_S, metadata=self._metadata))
 
     def list_parts(self, session_id: str, number: int) -> set[PartKey]:
         request = worker_pb2.ListPartsRequest(session_id=session_id, number=number)
@@ -286,7 +282,7 @@ class _DaemonClient:
             request_serializer=worker_pb2.ListPartsRequest.SerializeToString,
             response_deserializer=worker_pb2.ListPartsReply.FromString,
         )
-        return set(keys_of(self._ask(lambda: call(request, timeout=CALL_TIMEOUT_S, metadata=self._metadata)).arrays))
+        return set(keys_of(self._ask(lambda: call(request, timeout=DAEMON_TIMEOUT_S, metadata=self._metadata)).arrays))
 
     def fetch(self, session_id: str, sizes: Mapping[PartKey, int]) -> dict[PartKey, np.ndarray]:
         """Contents of parts, as bytes; sizes: of each."""
@@ -303,7 +299,7 @@ class _DaemonClient:
 
         def receive() -> bool:
             """Whether all came, and no more."""
-            for reply in intact(call(request, timeout=TRANSFER_TIMEOUT_S, metadata=self._metadata)):
+            for reply in intact(call(request, timeout=DAEMON_TRANSFER_TIMEOUT_S, metadata=self._metadata)):
                 for piece in reply.pieces:
                     if fill(empty, np.frombuffer(piece, np.uint8)).size:
                         return False

@@ -20,9 +20,7 @@ from shardwright.server.runtime.array_waits import ArrayWaits
 from shardwright.server.runtime.arrays import ArrayStore, StoredArray, shard_to_host
 from shardwright.server.runtime.incoming_arrays import IncomingArray
 from shardwright.server.runtime.uploads import Upload, Uploads
-
-#: What a fetch without a deadline of its own waits for its array.
-DEFAULT_WAIT_S = 600.0
+from shardwright.server.tuning import DEFAULT_WAIT_S
 
 #: (session, (array id, its layout) of each): all shards of this node are there.
 Arrived = Callable[[str, list[tuple[int, Layout]]], None]

@@ -29,16 +29,10 @@ import jax
 from shardwright.clusters.cluster import join_address
 from shardwright.errors import DeadlineError, ShardwrightError
 from shardwright.server.runtime.resharding import TransferPiece
+from shardwright.server.tuning import FIRST_PAUSE_S, LONGEST_LOOK_S, STOP_POLL_S, TRANSFER_SOCKETS
 
 #: A number has 63 bits: the step's sequence number, the transfer's number in the task graph, the piece's in the move.
 TRANSFER_BITS, PIECE_BITS = 20, 16
-
-#: Seconds between two looks at something that cannot be waited for: first, longest.
-_FIRST_PAUSE_S, _LONGEST_PAUSE_S = 20e-6, 1e-3
-#: Sockets of a transfer server that contents go through.
-_TRANSFER_SOCKETS = 2
-#: Seconds after which whoever waits on a condition looks whether the step was stopped.
-_STOP_POLL_S = 0.05
 
 
 def first_number(sequence: int, transfer: int) -> int:
@@ -156,7 +150,7 @@ class LocalTransport:
         with self._changed:
             while number not in self._copied:
                 stop.check(since_s)
-                self._changed.wait(_STOP_POLL_S)
+                self._changed.wait(STOP_POLL_S)
             return self._copied.pop(number)
 
     def forget(self, sequence: int) -> None:
@@ -223,11 +217,11 @@ class _PulledPiece:
         self._array = array
 
     def wait(self, stop: StopSignal) -> jax.Array:
-        since_s, pause_s = time.monotonic(), _FIRST_PAUSE_S
+        since_s, pause_s = time.monotonic(), FIRST_PAUSE_S
         while not self._array.is_ready():  # type: ignore[attr-defined]  # jax's stubs leave it out
             stop.check(since_s)
             time.sleep(pause_s)
-            pause_s = min(2 * pause_s, _LONGEST_PAUSE_S)
+            pause_s = min(2 * pause_s, LONGEST_LOOK_S)
         return self._array
 
 
@@ -293,4 +287,4 @@ def _transfer_server(host: str) -> Any:
 
     address = join_address(host, 0)
     client = jax.local_devices()[0].client
-    return transfer.start_transfer_server(client, address, [address] * _TRANSFER_SOCKETS)
+    return transfer.start_transfer_server(client, address, [address] * TRANSFER_SOCKETS)

@@ -15,13 +15,8 @@ from shardwright.errors import ResourceLimitError, SessionError
 from shardwright.server.free_memory import FreeMemory
 from shardwright.server.runtime.arrays import StoredArray
 from shardwright.server.runtime.incoming_arrays import IncomingArray, IncomingArrays
+from shardwright.server.tuning import STALL_S, UPLOAD_LAST_WORD_S
 from shardwright.units import format_bytes
-
-#: Seconds that a client has to hear in its own call that its session ended; then the call is cut off.
-_LAST_WORD_S = 2.0
-
-#: An upload that brings nothing for so many seconds may have to leave its thread to others.
-STALL_S = 30.0
 
 
 class Upload:
@@ -130,7 +125,7 @@ class Uploads:
         for upload in ended:
             upload.end()
         if ended:
-            timer = threading.Timer(_LAST_WORD_S, self._cut, [ended])
+            timer = threading.Timer(UPLOAD_LAST_WORD_S, self._cut, [ended])
             timer.daemon = True
             timer.start()
 

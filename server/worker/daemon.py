@@ -20,19 +20,14 @@ from shardwright.protocol import wire
 from shardwright.server.limits import Limits
 from shardwright.server.logs import LogWriter
 from shardwright.server.security import Protection, free_port
+from shardwright.server.tuning import CONNECT_S, LET_GO_S, REPORT_S
 from shardwright.server.versions import jax_version, shardwright_version
 from shardwright.server.worker import state as st
 from shardwright.server.worker.child import ExecutorChild, executor_environment
 from shardwright.server.worker.host_memory import host_memory
-from shardwright.server.worker.reports import REPORT_S, Reports
+from shardwright.server.worker.reports import Reports
 from shardwright.server.worker.snapshot_service import SnapshotServer
 from shardwright.server.worker.snapshot_store import half_of_memory
-
-#: What one attempt to reach the master may take; a refused connection is known at once.
-CONNECT_S = 5.0
-
-#: Time that the master has, after the limit of a drain, to say so.
-_LET_GO_S = 2.0
 
 _log = logging.getLogger("shardwright.server")
 
@@ -171,7 +166,7 @@ class Daemon:
         self._outbox.put_nowait(
             worker_pb2.SupervisorEvent(draining=worker_pb2.Draining(reason=reason, limit_s=limit_s))
         )
-        asyncio.get_running_loop().call_later(limit_s + _LET_GO_S, self._handle_event, st.DrainExpired())
+        asyncio.get_running_loop().call_later(limit_s + LET_GO_S, self._handle_event, st.DrainExpired())
 
     def _report_exit(self, child: st.ChildExited) -> None:
         exited = worker_pb2.ExecutorExited(

@@ -30,6 +30,7 @@ from shardwright.server.black_box import BlackBox
 from shardwright.server.handlers import ProtocolInterceptor
 from shardwright.server.logs import log_as_child
 from shardwright.server.security import Protection
+from shardwright.server.tuning import HEARTBEAT_S, LAST_WORDS_S, MOST_UPLOADS, TRANSFER_THREADS
 from shardwright.server.worker.exit_codes import CANNOT_START
 
 if TYPE_CHECKING:
@@ -38,18 +39,6 @@ if TYPE_CHECKING:
     from shardwright.server.runtime.transfer_service import TransferService
     from shardwright.server.runtime.uploads import Uploads
     from shardwright.server.worker.master_link import MasterLink
-
-#: Seconds between two signs of life.
-HEARTBEAT_S = 2.0
-
-#: Calls that may block on devices or on their clients.
-_TRANSFER_THREADS = 32
-
-#: Of them, those that uploads may hold that bring nothing.
-_MOST_UPLOADS = 24
-
-#: Seconds that the last lines of the log may take.
-_LAST_WORDS_S = 1.0
 
 _log = logging.getLogger("shardwright.server")
 
@@ -73,7 +62,7 @@ def main() -> None:
     except Exception as error:
         _log.exception("the executor ends: %s: %s", type(error).__name__, error)
     sys.stderr.flush()
-    log.wait_until_written(_LAST_WORDS_S)
+    log.wait_until_written(LAST_WORDS_S)
     os._exit(code)  # devices and threads need no goodbye, and may hang in one
 
 
@@ -105,7 +94,7 @@ def _serve(config: dict[str, Any]) -> None:
 
     access = Access(protection)
     server = grpc.server(
-        futures.ThreadPoolExecutor(max_workers=_TRANSFER_THREADS, thread_name_prefix="transfer"),
+        futures.ThreadPoolExecutor(max_workers=TRANSFER_THREADS, thread_name_prefix="transfer"),
         interceptors=[AccessInterceptor(access), ProtocolInterceptor(), SessionInterceptor()],
         options=wire.CHANNEL_OPTIONS,
     )
@@ -170,7 +159,7 @@ def _send_heartbeats(
         heartbeat = executor.heartbeat()
         heartbeat.transfers = transfer.transfer_count
         heartbeat.uploading.extend(uploads.sessions())
-        uploads.cut_stalled(_MOST_UPLOADS, time.monotonic())
+        uploads.cut_stalled(MOST_UPLOADS, time.monotonic())
         uploads.freed.give_back()
         try:
             heartbeat.figures.CopyFrom(gauge.read())

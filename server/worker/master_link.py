@@ -13,9 +13,7 @@ from shardwright.errors import ServerUnavailableError, WorkerLostError
 from shardwright.proto.v1 import worker_pb2, worker_pb2_grpc
 from shardwright.server.runtime.command_log import CommandLog
 from shardwright.server.security import Protection
-
-#: Seconds between two attempts to reach the master.
-_RETRY_S = 0.2
+from shardwright.server.tuning import LINK_RETRY_S
 
 Outbox = queue.SimpleQueue[worker_pb2.ExecutorEvent | None]
 
@@ -65,7 +63,7 @@ class MasterLink:
             until_s = until_s or time.monotonic() + self._lease_s
             if time.monotonic() > until_s:
                 raise WorkerLostError(f"there was no master for {self._lease_s:g} s")
-            time.sleep(_RETRY_S)
+            time.sleep(LINK_RETRY_S)
 
     def _take(self, command: worker_pb2.ExecutorCommand, handle: Callable[[worker_pb2.ExecutorCommand], None]) -> None:
         kind = command.WhichOneof("kind")

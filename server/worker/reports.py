@@ -12,17 +12,11 @@ import psutil
 from shardwright.proto.v1 import operators_pb2, worker_pb2
 from shardwright.protocol import log_messages
 from shardwright.server.logs import LogWriter
+from shardwright.server.tuning import HEARTBEAT_S, MOST_LINES_REPORTED
 from shardwright.server.worker.host_memory import host_memory
 from shardwright.server.worker.snapshot_service import SnapshotServer
 
 _log = logging.getLogger("shardwright.server")
-
-#: Seconds between two signs of life.
-HEARTBEAT_S = 2.0
-#: Seconds between two looks at what there is to report: lines of the log are as late as that.
-REPORT_S = 0.5
-#: Lines in one message.
-_MOST_LINES = 200
 
 
 class Reports:
@@ -58,7 +52,7 @@ class Reports:
     def _new_lines(self) -> operators_pb2.LogLines | None:
         if self._log is None:
             return None
-        first, lines = self._log.recent.after(self._sent_line, _MOST_LINES)
+        first, lines = self._log.recent.after(self._sent_line, MOST_LINES_REPORTED)
         if not lines:
             return None
         self._sent_line = first + len(lines) - 1

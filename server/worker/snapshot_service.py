@@ -22,9 +22,8 @@ from shardwright.protocol.snapshot_parts import SNAPSHOT_KEY, SNAPSHOTS, keys_of
 from shardwright.server.access import Access, AccessInterceptor
 from shardwright.server.handlers import abort
 from shardwright.server.security import Protection
+from shardwright.server.tuning import SNAPSHOT_THREADS
 from shardwright.server.worker.snapshot_store import PartKey, SnapshotStore
-
-_THREADS = 8
 
 
 class SnapshotServer:
@@ -37,7 +36,7 @@ class SnapshotServer:
         self._store = SnapshotStore(limit_bytes)
         self.key = secrets.token_urlsafe(32)
         self._server = grpc.server(
-            futures.ThreadPoolExecutor(max_workers=_THREADS, thread_name_prefix="snapshots"),
+            futures.ThreadPoolExecutor(max_workers=SNAPSHOT_THREADS, thread_name_prefix="snapshots"),
             interceptors=[AccessInterceptor(Access(protection), also=(SNAPSHOT_KEY, self.key))],
             options=wire.CHANNEL_OPTIONS,
         )

@@ -22,15 +22,10 @@ from typing import Literal
 
 from shardwright.errors import AuthenticationError, ServerUnavailableError, ShardwrightError
 from shardwright.server.black_box import Work
+from shardwright.server.tuning import FIRST_RETRY_S, LAST_RETRY_OF_A_KEPT_S, LAST_RETRY_S
 
 #: Exit code of what may go well when it is started again: sysexits' EX_TEMPFAIL.
 EXIT_TRY_AGAIN = 75
-
-#: Seconds between two attempts to reach the master: doubled from the first to the last.
-FIRST_RETRY_S = 0.1
-LAST_RETRY_S = 2.0
-#: The last one of a daemon whose executor waits for a master that is started again.
-LAST_RETRY_OF_A_KEPT_S = 0.3
 
 # ---- events ----------------------------------------------------------------
 

@@ -19,6 +19,7 @@ import pytest
 from shardwright.checkpoints import trees
 from shardwright.errors import CheckpointError
 from shardwright.server.runtime.checkpoints import checksums, claims, files
+from shardwright.server.tuning import LEASE_S
 from tests.recovery.small_disk import small_disk
 
 TREE = trees.Node(kind="dict", children=(("w", trees.Leaf(name="w")),))
@@ -241,7 +242,7 @@ def foreign_claim(folder: Path, *, age_s: float = 0, **changes: Any) -> None:
         ({"pid": os.getpid(), "started": "another process of that number"}, False),
         ({"pid": 2**22 + 1}, False),  # no process has that number
         ({"machine": "another"}, True),
-        ({"machine": "another", "age_s": claims.LEASE_S + 2}, False),
+        ({"machine": "another", "age_s": LEASE_S + 2}, False),
         ({"directory": "/from/which/it/was/copied"}, False),
     ],
     ids=["number used again", "killed", "another machine", "lapsed", "copy"],
@@ -281,7 +282,7 @@ def test_a_temporary_of_an_earlier_version_goes_once_it_has_lapsed(tmp_path: Pat
     (left / claims.FILE).write_text("session/4")
     with pytest.raises(CheckpointError, match="session session saves"):
         save(tmp_path, 5)
-    renewed_s = time.time() - claims.LEASE_S - 2
+    renewed_s = time.time() - LEASE_S - 2
     os.utime(left / claims.FILE, (renewed_s, renewed_s))
     save(tmp_path, 5)
     assert [path.name for path in tmp_path.iterdir()] == ["5"]

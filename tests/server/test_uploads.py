@@ -23,8 +23,9 @@ from shardwright.protocol.chunked_messages import ChunkedMessage
 from shardwright.server.free_memory import FreeMemory
 from shardwright.server.runtime.arrays import ArrayStore
 from shardwright.server.runtime.transfer_service import TransferService
-from shardwright.server.runtime.uploads import STALL_S, Uploads
+from shardwright.server.runtime.uploads import Uploads
 from shardwright.server.security import Protection
+from shardwright.server.tuning import STALL_S
 from shardwright.server.worker.snapshot_service import SnapshotServer
 from tests.server.raw_client import RawClient, Server, embedded, wait_until
 

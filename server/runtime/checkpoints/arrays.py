@@ -15,10 +15,7 @@ import tensorstore as ts
 from shardwright.plans.layouts import Slices
 from shardwright.server.runtime.checkpoints import chunks, damage
 from shardwright.server.runtime.checkpoints.checksums import METADATA, ArrayChecksums, Checksums
-
-#: About the size of a piece that is read at once, and how many are at the same time.
-_TILE_BYTES = 32 << 20
-_TILES = 8
+from shardwright.server.tuning import TILE_BYTES, TILES
 
 
 async def read(item: Any, step: int, boxes: Sequence[tuple[str, Slices]], table: Checksums | None) -> list[np.ndarray]:
@@ -27,7 +24,7 @@ async def read(item: Any, step: int, boxes: Sequence[tuple[str, Slices]], table:
     for name, box in boxes:
         boxes_by_name.setdefault(name, []).append(box)
     stores = await open_all(item, step, list(boxes_by_name))
-    limit = asyncio.Semaphore(_TILES)
+    limit = asyncio.Semaphore(TILES)
     readings = [
         _read_unchecked(stores[name], wanted)
         if table is None
@@ -76,7 +73,7 @@ class _CheckedArray:
         """What is read at once: all, unless most of it is there only to be checked."""
         size = chunks.size_of(region)
         is_wanted = size <= 2 * sum(chunks.size_of(self._boxes[number]) for number in numbers)
-        most = size if is_wanted else max(1, _TILE_BYTES // self._dtype.itemsize)
+        most = size if is_wanted else max(1, TILE_BYTES // self._dtype.itemsize)
         return chunks.tiles(region, self._checksums.chunk, most)
 
     async def _read_tile(self, tile: Slices, numbers: Sequence[int], limit: asyncio.Semaphore) -> None:

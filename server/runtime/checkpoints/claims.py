@@ -28,13 +28,10 @@ from pathlib import Path
 from typing import Any
 
 from shardwright.errors import CheckpointError
+from shardwright.server.tuning import LEASE_S, RENEW_S
 
 #: The file of a claim.
 FILE = "_shardwright_save"
-#: Seconds between two renewals.
-RENEW_S = 10.0
-#: Seconds after which a claim that was not renewed has lapsed.
-LEASE_S = 60.0
 
 #: Whether a session of this server is open.
 IsOpen = Callable[[str], bool]

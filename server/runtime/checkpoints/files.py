@@ -32,11 +32,7 @@ from shardwright.plans.layouts import Slices
 from shardwright.server.runtime.checkpoints import arrays, checksums, chunks, claims, damage, folders
 from shardwright.server.runtime.checkpoints.checksums import METADATA
 from shardwright.server.runtime.checkpoints.folders import ITEM, STRUCTURE
-
-#: Largest chunk in which arrays are stored and read.
-CHUNK_BYTES = 32 << 20
-#: Seconds until a directory that one node has made must be seen by the others (network file systems cache).
-DIRECTORY_VISIBLE_S = 20.0
+from shardwright.server.tuning import CHECKPOINT_CHUNK_BYTES, DIRECTORY_VISIBLE_S
 
 T = TypeVar("T")
 
@@ -334,7 +330,7 @@ class _PartHandler(ocp.type_handlers.TypeHandler):  # type: ignore[misc]
             local_shape=part.chunk,
             dtype=part.blocks[0][1].dtype,
             process_index=ocp.multihost.process_index(),
-            arg=ocp.SaveArgs(chunk_byte_size=CHUNK_BYTES),
+            arg=ocp.SaveArgs(chunk_byte_size=CHECKPOINT_CHUNK_BYTES),
         )
         store = await ts.open(ts.Spec(spec), create=True, open=True, context=info.ts_context)
         writes = [store[box].write(block, can_reference_source_data_indefinitely=True) for box, block in part.blocks]

@@ -25,14 +25,8 @@ from shardwright.proto.v1 import master_pb2, worker_pb2
 from shardwright.protocol import wire
 from shardwright.server.runtime.arrays import ArrayStore, StoredArray, copy_shard_to_host, from_pieces, local_positions
 from shardwright.server.runtime.checkpoints import claims, files
+from shardwright.server.tuning import CHECKPOINT_READ_AHEAD_BYTES, CHECKPOINT_WRITERS, REMEMBERED_ORDERS
 from shardwright.xla.jax_shardings import mesh_devices
-
-#: Bytes read from files before they are put on the devices.
-READ_AHEAD_BYTES = 1 << 30
-#: Saves of several sessions that are written at the same time.
-_WRITERS = 4
-#: Orders whose outcomes are remembered.
-_REMEMBERED = 64
 
 #: (sequence, error, bytes written): a command was carried out.
 OnDone = Callable[[int, ShardwrightError | None, int], None]
@@ -90,7 +84,7 @@ class CheckpointWorker:
         self._saves: dict[tuple[str, int], _Save] = {}
         self._claims = claims.ClaimRenewer(store.is_open)
         self._works: dict[tuple[str | None, str], Future[tuple[ShardwrightError | None, int]]] = {}  # by command
-        self._pool = ThreadPoolExecutor(max_workers=_WRITERS, thread_name_prefix="checkpoints")
+        self._pool = ThreadPoolExecutor(max_workers=CHECKPOINT_WRITERS, thread_name_prefix="checkpoints")
 
     # ---- saving ----------------------------------------------------------------------------
 
@@ -128,7 +122,7 @@ class CheckpointWorker:
             work = self._works.get(key)
             if work is None:
                 work = self._works[key] = self._pool.submit(self._carry_out, command)
-                while len(self._works) > _REMEMBERED:
+                while len(self._works) > REMEMBERED_ORDERS:
                     del self._works[next(iter(self._works))]
         work.add_done_callback(lambda done: self._done(command.sequence, *done.result()))
 
@@ -244,7 +238,7 @@ def _local_shards(layout: Layout) -> tuple[Shard, ...]:
 
 
 def _batches(arrays: Sequence[_RestoredArray]) -> Iterator[list[_RestoredArray]]:
-    """Arrays with a shard here, in batches of about READ_AHEAD_BYTES."""
+    """Arrays with a shard here, in batches of about CHECKPOINT_READ_AHEAD_BYTES."""
     batch: list[_RestoredArray] = []
     size_bytes = 0
     for array in arrays:
@@ -252,7 +246,7 @@ def _batches(arrays: Sequence[_RestoredArray]) -> Iterator[list[_RestoredArray]]
         if shards:
             batch.append(array)
             size_bytes += len(shards) * array.layout.shard_bytes
-        if size_bytes >= READ_AHEAD_BYTES:
+        if size_bytes >= CHECKPOINT_READ_AHEAD_BYTES:
             yield batch
             batch, size_bytes = [], 0
     if batch:

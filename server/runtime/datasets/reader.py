@@ -16,13 +16,7 @@ import numpy as np
 
 from shardwright.errors import DatasetError, ShardwrightError
 from shardwright.server.runtime.datasets.functions import DatasetSpec, reader_error
-
-#: Seconds after which whoever waits for a batch looks whether it still should.
-_POLL_S = 0.05
-#: Seconds without a call after which a reader ends; it is made again where it is needed.
-IDLE_S = 600.0
-#: Batches that a reader may be asked to hold beyond those that it reads ahead: more are an oversight of the client.
-MAX_HELD = 64
+from shardwright.server.tuning import BATCH_POLL_S, READER_IDLE_S
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -55,7 +49,7 @@ class BatchReader:
         position: int,
         open_batches: Callable[[int, np.ndarray], Iterator[Any]],
         *,
-        idle_s: float = IDLE_S,
+        idle_s: float = READER_IDLE_S,
         reading: Callable[[int], AbstractContextManager[None]] = lambda position: nullcontext(),
     ) -> None:
         self._reading = reading
@@ -116,7 +110,7 @@ class BatchReader:
             try:
                 while (batch := self._pop(position)) is None:
                     check()
-                    self._changed.wait(_POLL_S)
+                    self._changed.wait(BATCH_POLL_S)
                 return batch
             finally:
                 self._is_taking = False

@@ -17,21 +17,17 @@ from shardwright.proto.v1 import master_pb2, master_pb2_grpc
 from shardwright.protocol import wire
 from shardwright.server.handlers import abort
 from shardwright.server.runtime.datasets.worker import DatasetReaders
+from shardwright.server.tuning import BATCH_WAIT_S, MAX_BATCHES_AWAITED
 
 T = TypeVar("T")
 
-#: Seconds after which a call ends without a batch; the client asks again, so that no thread waits for one that is gone.
-WAIT_S = 2.0
-#: Calls that wait at the same time; others end at once: the threads are those of the whole data port.
-MAX_WAITING = 8
-
 
 class DatasetService(master_pb2_grpc.DatasetsServicer):
-    """Threaded; a call holds its thread for `WAIT_S` at most."""
+    """Threaded; a call holds its thread for `BATCH_WAIT_S` at most."""
 
     def __init__(self, readers: DatasetReaders) -> None:
         self._readers = readers
-        self._waiting = threading.BoundedSemaphore(MAX_WAITING)
+        self._waiting = threading.BoundedSemaphore(MAX_BATCHES_AWAITED)
 
     def AwaitBatch(
         self, request: master_pb2.AwaitBatchRequest, context: grpc.ServicerContext
@@ -48,7 +44,7 @@ class DatasetService(master_pb2_grpc.DatasetsServicer):
     def _await_batch(self, request: master_pb2.AwaitBatchRequest) -> master_pb2.AwaitBatchReply:
         may_wait = self._waiting.acquire(blocking=False)
         try:
-            ready, is_end, structure = self._readers.await_batch(request, WAIT_S if may_wait else 0.0)
+            ready, is_end, structure = self._readers.await_batch(request, BATCH_WAIT_S if may_wait else 0.0)
         finally:
             if may_wait:
                 self._waiting.release()

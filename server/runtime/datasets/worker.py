@@ -23,11 +23,10 @@ from shardwright.protocol import wire
 from shardwright.server.black_box import BlackBox, Work
 from shardwright.server.runtime.arrays import ArrayStore, StoredArray, from_pieces, local_positions
 from shardwright.server.runtime.datasets.functions import DatasetSpec, open_batches
-from shardwright.server.runtime.datasets.reader import MAX_HELD, BatchReader, Demand
+from shardwright.server.runtime.datasets.reader import BatchReader, Demand
 from shardwright.server.runtime.transport import StopSignal
+from shardwright.server.tuning import MAX_HELD, MAX_READERS
 
-#: Readers of a session that are kept; the one unused for longest makes room.
-MAX_READERS = 16
 #: Rows of a batch, at most.
 MAX_ROWS = 1 << 26
 #: Whoever wants to know what a batch is like reads its first row.
