@@ -12,15 +12,7 @@ import time
 from dataclasses import dataclass, field, replace
 
 from shardwright.errors import PlanError
-
-#: Seconds always granted to indispensable work, however late it is.
-MIN_TIME_S = 0.5
-
-#: Time between a deadline and the answer, at most: a part of it, or seconds, the larger of the two.
-GRACE_FRACTION, GRACE_S = 0.2, 2.0
-
-#: Seconds to write a plan, per second to build it: 0.7 to 1.0 in programs of 30,000 and 60,000 instructions.
-WRITE_TIME_RATIO = 1.2
+from shardwright.planner.tuning import GRACE_FRACTION, GRACE_S, MIN_TIME_S, WRITE_TIME_RATIO
 
 
 class OutOfTimeError(PlanError):

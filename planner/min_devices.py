@@ -18,6 +18,7 @@ from shardwright.planner.clock import OutOfTimeError
 from shardwright.planner.gc_pause import gc_paused
 from shardwright.planner.search.min_memory_plan import find_min_memory_plan
 from shardwright.planner.search.search import Search
+from shardwright.planner.tuning import MAX_DOUBLINGS
 from shardwright.units import format_bytes
 
 if TYPE_CHECKING:
@@ -26,9 +27,6 @@ if TYPE_CHECKING:
     from shardwright.planner.clock import Clock
     from shardwright.planner.graph.source import Source
     from shardwright.planner.search.solutions import SearchResult
-
-#: Multiples of the cluster to try, each twice the one before it.
-MAX_DOUBLINGS = 4
 
 
 def suggest_device_count(

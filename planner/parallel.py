@@ -22,14 +22,10 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any, Generic, TypeVar
 
+from shardwright.planner.tuning import PARALLEL_POLL_S, PARALLEL_TIMEOUT_S
 from shardwright.processes import die_with_parent
 
 T = TypeVar("T")
-
-#: Seconds to wait for a result; then the work is done again here.
-TIMEOUT_S = 120.0
-#: … and between two looks whether to wait on.
-_POLL_S = 0.2
 
 #: Libraries broken by a fork, with or without threads.
 _THREADED_LIBRARIES = ("jaxlib", "tensorflow", "torch")
@@ -44,7 +40,11 @@ class ForkedFuture(Generic[T]):
     """
 
     def __init__(
-        self, work: Callable[[], T], *, patience_s: float = TIMEOUT_S, is_over: Callable[[], bool] = lambda: False
+        self,
+        work: Callable[[], T],
+        *,
+        patience_s: float = PARALLEL_TIMEOUT_S,
+        is_over: Callable[[], bool] = lambda: False,
     ) -> None:
         self._work, self._is_over = work, is_over
         self._timeout_s = patience_s
@@ -84,7 +84,7 @@ class _Child:
         received = bytearray()
         end_s = time.monotonic() + patience_s
         while (left_s := end_s - time.monotonic()) > 0 and not is_over():
-            if not select.select([self.pipe], [], [], min(left_s, _POLL_S))[0]:
+            if not select.select([self.pipe], [], [], min(left_s, PARALLEL_POLL_S))[0]:
                 continue
             block = os.read(self.pipe, 1 << 20)
             if not block:

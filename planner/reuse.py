@@ -32,6 +32,7 @@ from shardwright.planner.pipeline.check import check_pipeline
 from shardwright.planner.planning import plan_step
 from shardwright.planner.plans.verify import check_plan
 from shardwright.planner.search.search import plan as plan_single_program
+from shardwright.planner.tuning import MIN_TAKEN
 from shardwright.plans.pipeline_plan import PipelinePlan
 from shardwright.plans.plan import TAKEN_OVER, InstructionPlan, Plan, VariablePlan
 from shardwright.plans.plan_text import plan_from_json
@@ -42,9 +43,6 @@ _AnyPlan = TypeVar("_AnyPlan", bound=Plan | PipelinePlan)
 
 #: Instructions that a note names, at most.
 _MAX_NAMED = 3
-
-#: Part of a program's computing instructions that a plan has to say something of.
-_MIN_TAKEN = 0.5
 
 #: Instructions that compute nothing.
 _VALUES = frozenset({"parameter", "constant", "tuple", "get-tuple-element"})
@@ -276,7 +274,7 @@ def _compare(carried: CarriedPlan, new_plan: Plan, *, is_same: bool) -> str:
     new = {entry.name: entry for entry in new_plan.instructions}
     computing = [each for each in module.instructions() if each.name in new and each.opcode not in _VALUES]
     partners = [(new[each.name], old.get(matching.partners.get(each, ""))) for each in computing]
-    if sum(partner is not None for _, partner in partners) < _MIN_TAKEN * len(computing):
+    if sum(partner is not None for _, partner in partners) < MIN_TAKEN * len(computing):
         known = sum(partner is not None for _, partner in partners)
         raise PlanError(
             f"the plan is of another program, {carried.plan.module_name}: it says something of {known} of "

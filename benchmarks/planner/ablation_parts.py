@@ -43,7 +43,7 @@ from shardwright.planner.solver import dual, ilp, pbqp
 from shardwright.planner.solver.ilp import Solution
 from shardwright.planner.solver.pbqp import Problem, Reduction
 from shardwright.planner.solver.tuning import EXACT_STATES, GAP_TOLERANCE, TIGHT
-from shardwright.planner.strategies.tie_break import MAX_SHARE
+from shardwright.planner.tuning import MAX_TIE_SHARE
 from shardwright.plans.shardings import Mesh
 
 _ROOT = Path(__file__).resolve().parents[2]
@@ -159,7 +159,7 @@ def measure(case: str, off: str) -> Measurement:
         off=off,
         cpu_s=cpu_s,
         step_s=search.evaluate(chain, solution, ()).cost.step_s,
-        bound_s=bound_s + graph.min_recompute_s() - MAX_SHARE * graph.min_compute_s(),
+        bound_s=bound_s + graph.min_recompute_s() - MAX_TIE_SHARE * graph.min_compute_s(),
         variables=variables,
         states=states,
     )

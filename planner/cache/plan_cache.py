@@ -34,14 +34,12 @@ from shardwright.planner.invalid_programs import raise_typed_errors
 from shardwright.planner.planning import plan_step
 from shardwright.planner.plans.verify import check_plan
 from shardwright.planner.reuse import run_again
+from shardwright.planner.tuning import CUT_SHORT_FRACTION
 from shardwright.planner.warm_start.search_records import SearchHistory
 from shardwright.plans.pipeline_plan import PipelinePlan
 from shardwright.plans.plan import Plan
 from shardwright.plans.plan_json import decode
 from shardwright.plans.plan_text import plan_from_json, plan_to_json
-
-#: Fraction of the deadline from which a search counts as cut short: the next one may get further.
-_CUT_SHORT_FRACTION = 0.9
 
 
 def plan_with_cache(
@@ -103,7 +101,7 @@ def _name_program(plan: Plan | PipelinePlan, source: Source) -> Plan | PipelineP
 
 
 def _is_cut_short(plan: Plan | PipelinePlan, options: PlanOptions) -> bool:
-    return options.deadline_s is not None and plan.planning_s >= _CUT_SHORT_FRACTION * options.deadline_s
+    return options.deadline_s is not None and plan.planning_s >= CUT_SHORT_FRACTION * options.deadline_s
 
 
 class _PlanCache:

@@ -18,16 +18,7 @@ from pathlib import Path
 from typing import Protocol
 
 from shardwright.options.cache_folder import cache_folder
-
-#: Limits of `default_store`, per name.
-MAX_ENTRIES = 4096
-MAX_BYTES = 512 << 20
-
-#: Fraction of the limits written by one process between two sweeps of a folder.
-_SWEEP_PART = 16
-
-#: Age from which an unfinished file belongs to a dead process.
-_STALE_S = 3600.0
+from shardwright.planner.tuning import MAX_CACHE_BYTES, MAX_CACHE_ENTRIES, STALE_S, SWEEP_PART
 
 _ENDING = ".entry"
 _UNFINISHED = ".part"
@@ -49,7 +40,7 @@ class Store(Protocol):
 class MemoryStore:
     """A store in this process; not thread-safe."""
 
-    def __init__(self, *, max_entries: int = MAX_ENTRIES, max_bytes: int = MAX_BYTES) -> None:
+    def __init__(self, *, max_entries: int = MAX_CACHE_ENTRIES, max_bytes: int = MAX_CACHE_BYTES) -> None:
         self._entries: OrderedDict[bytes, bytes] = OrderedDict()
         self._max_entries = max_entries
         self._max_bytes = max_bytes
@@ -80,7 +71,7 @@ class FileStore:
     Between two sweeps each writing process may exceed the limits by a sixteenth.
     """
 
-    def __init__(self, folder: Path, *, max_entries: int = MAX_ENTRIES, max_bytes: int = MAX_BYTES) -> None:
+    def __init__(self, folder: Path, *, max_entries: int = MAX_CACHE_ENTRIES, max_bytes: int = MAX_CACHE_BYTES) -> None:
         self._folder = folder
         self._max_entries = max_entries
         self._max_bytes = max_bytes
@@ -133,7 +124,7 @@ class FileStore:
             if rank >= self._max_entries or size_bytes > self._max_bytes:
                 with contextlib.suppress(OSError):
                     path.unlink()
-        self._until_sweep = self._max_entries // _SWEEP_PART, self._max_bytes // _SWEEP_PART
+        self._until_sweep = self._max_entries // SWEEP_PART, self._max_bytes // SWEEP_PART
 
     def _entries(self) -> Iterator[tuple[int, int, Path]]:
         """(last use in ns, bytes, path) of each entry; removes dead processes' partial files."""
@@ -142,7 +133,7 @@ class FileStore:
                 status = item.stat()
                 if item.name.endswith(_ENDING):
                     yield status.st_mtime_ns, status.st_size - _DIGEST_BYTES, Path(item.path)
-                elif item.name.endswith(_UNFINISHED) and time.time() - status.st_mtime > _STALE_S:
+                elif item.name.endswith(_UNFINISHED) and time.time() - status.st_mtime > STALE_S:
                     os.unlink(item.path)
 
 

@@ -27,10 +27,8 @@ from shardwright.cost.moves.device_groups import device_groups
 from shardwright.cost.moves.relayout import MoveEnds
 from shardwright.hlo import ArrayShape
 from shardwright.planner.costs.prices import FloatArray, IntArray, Prices, times
+from shardwright.planner.tuning import EXACT_RANK
 from shardwright.plans.shardings import Mesh, MeshAxis, has_rotated_axes
-
-#: Moves of arrays of up to so many dimensions are priced as XLA makes them: they are fewer, and decide more.
-EXACT_RANK = 3
 
 #: Payloads between which a collective's time is a straight line: far more than latencies matter for.
 _LARGE = (1 << 40, 1 << 41)

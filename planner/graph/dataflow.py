@@ -19,7 +19,8 @@ from typing import NamedTuple
 
 from shardwright.hlo import ArrayShape, Computation, Instruction, Module, Shape, TupleShape
 from shardwright.planner.gc_pause import gc_paused
-from shardwright.planner.graph.trip_counts import UNKNOWN_TRIPS, TripCounter
+from shardwright.planner.graph.trip_counts import TripCounter
+from shardwright.planner.tuning import UNKNOWN_TRIPS
 from shardwright.reserved_names import IDENTITY_TARGETS
 
 #: (node number, array leaf of its result).

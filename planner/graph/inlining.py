@@ -15,12 +15,7 @@ from shardwright.hlo import Attribute, Computation, Instruction, Module
 from shardwright.hlo.names import NameUniquer
 from shardwright.planner.gc_pause import gc_paused
 from shardwright.planner.rewrites.edit import copy_of
-
-#: Program size above which calls stay calls: nested ones can double the program at each level.
-_MAX_INSTRUCTIONS = 500_000
-
-#: Maximum nesting of regions and calls.
-_MAX_DEPTH = 100
+from shardwright.planner.tuning import MAX_INLINED_DEPTH, MAX_INLINED_INSTRUCTIONS
 
 #: A call with other attributes means more than its body (a composite, manual axes).
 _PLAIN = frozenset({"to_apply", "metadata", "backend_config", "frontend_attributes"})
@@ -127,7 +122,7 @@ class _Inliner:
         return copies[source.root]
 
     def _has_room(self, depth: int) -> bool:
-        return depth < _MAX_DEPTH and self._size < _MAX_INSTRUCTIONS
+        return depth < MAX_INLINED_DEPTH and self._size < MAX_INLINED_INSTRUCTIONS
 
     def _inline(self, call: Instruction, operands: Sequence[Instruction], site: _Site, region: _Region) -> Instruction:
         (callee,) = call.called["calls" if call.opcode == "fusion" else "to_apply"]

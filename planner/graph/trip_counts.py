@@ -8,18 +8,13 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 from shardwright.hlo import Computation, Instruction
-
-#: Priced trips of an unbounded loop: many, to make hoisting its communication worthwhile.
-UNKNOWN_TRIPS = 10
+from shardwright.planner.tuning import MAX_ORIGIN_STEPS
 
 _SWAPPED = {"LT": "GT", "GT": "LT", "LE": "GE", "GE": "LE", "NE": "NE"}
 _KNOWN = re.compile(r'"known_trip_count":\s*\{\s*"n":\s*"?(\d+)')
 
 #: Opcodes that forward a value. A conversion of a counter keeps its value.
 _SAME = frozenset({"copy", "bitcast", "convert", "optimization-barrier", "opt-barrier", "reshape"})
-
-#: Maximum depth of constant expressions.
-_MAX_STEPS = 200
 
 _ARITHMETIC: Mapping[str, Callable[[int, int], int | None]] = {
     "add": lambda a, b: a + b,
@@ -132,7 +127,7 @@ class TripCounter:
     # ---- origins of values ------------------------------------------------
     def _source(self, instruction: Instruction, path: tuple[int, ...] = ()) -> _Element | None:
         """The origin of an element of a value, through tuples, copies and calls."""
-        for _ in range(_MAX_STEPS):
+        for _ in range(MAX_ORIGIN_STEPS):
             opcode = instruction.opcode
             if opcode == "get-tuple-element":
                 instruction, path = instruction.operands[0], (instruction.index, *path)
@@ -163,7 +158,7 @@ class TripCounter:
 
     def _value(self, element: _Element | None, depth: int = 0) -> int | None:
         """The integer that an element always is, or None."""
-        if element is None or depth > _MAX_STEPS:
+        if element is None or depth > MAX_ORIGIN_STEPS:
             return None
         instruction = element.instruction
         if instruction.opcode == "constant":

@@ -25,7 +25,7 @@ from typing import Any
 from shardwright.cost.peak.memory import shard_bytes
 from shardwright.hlo import Instruction, Module
 from shardwright.planner.graph.dataflow import CONTROL_FLOW
-from shardwright.planner.memory.tuning import BYTE_PRICES, MIN_SAVING
+from shardwright.planner.memory.tuning import BYTE_PRICES, FLOW_UNITS, MIN_SAVING
 from shardwright.planner.plans.assemble import Decisions, segment_name
 from shardwright.planner.plans.collectives import list_collectives
 from shardwright.planner.rewrites.remat import Rematerialized, available_values, forward_pass, rematerialize, runs_once
@@ -33,9 +33,6 @@ from shardwright.planner.rewrites.remat_loops import LoopPair, loop_pairs, remat
 from shardwright.planner.segments.segment_chain import Chain
 from shardwright.planner.strategies.expansion import local_results
 from shardwright.plans.plan import RecomputedSegment
-
-#: Flows are exact in integers: a unit is this part of a second.
-_UNITS = 1e15
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -177,11 +174,11 @@ class _SegmentKind:
         for i, value in enumerate(self.values):
             if value.is_needed_backward:
                 graph.add_edge("source", ("A", i))
-            graph.add_edge(("A", i), ("R", i), capacity=round(price * value.size_bytes * _UNITS))
+            graph.add_edge(("A", i), ("R", i), capacity=round(price * value.size_bytes * FLOW_UNITS))
             if value.seconds is None:
                 graph.add_edge(("R", i), "sink")  # without a capacity: never cut, so never recomputed
             else:
-                graph.add_edge(("R", i), "sink", capacity=round(value.seconds * _UNITS))
+                graph.add_edge(("R", i), "sink", capacity=round(value.seconds * FLOW_UNITS))
             for operand in value.operands:
                 graph.add_edge(("R", i), ("A", operand))
         _, (there, _) = networkx.minimum_cut(graph, "source", "sink")

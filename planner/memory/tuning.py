@@ -80,3 +80,6 @@ BYTE_PRICES = (1 / 64, 1 / 16, 1 / 4, 1 / 2, 1.0, 2.0, 4.0, 16.0, 1e4)
 
 #: Relative increase of saved bytes from one choice to the next, at least.
 MIN_SAVING = 0.02
+
+#: Flows are exact in integers: a unit is this part of a second, or of priced bytes.
+FLOW_UNITS = 1e15

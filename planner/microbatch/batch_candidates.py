@@ -12,10 +12,7 @@ from shardwright.planner.graph.dataflow import Dataflow
 from shardwright.planner.microbatch.kinds import Along
 from shardwright.planner.segments.variables import cheap_nodes
 from shardwright.planner.strategies.rule_cache import RuleCache
-
-#: Arguments whose dimensions are tried, the largest first: where parameters that are not trained are arguments
-#: of their own, they may be larger than the batch.
-_MAX_ARGUMENTS = 4
+from shardwright.planner.tuning import MAX_BATCH_ARGUMENTS
 
 
 def tie_dims(flow: Dataflow, rules: RuleCache | None = None) -> TiedDims:
@@ -35,7 +32,7 @@ def batch_candidates(flow: Dataflow, options: PlanOptions, ties: TiedDims | None
         for number, node in enumerate(flow.parameters)
         if number not in state and flow.nodes[node].shapes[0].rank
     }
-    largest = sorted(shapes, key=lambda number: -prod(shapes[number].dimensions))[:_MAX_ARGUMENTS]
+    largest = sorted(shapes, key=lambda number: -prod(shapes[number].dimensions))[:MAX_BATCH_ARGUMENTS]
     ties = ties or tie_dims(flow)
     pairs = [(dim, number) for number in largest for dim in range(shapes[number].rank)]
     for dim, number in sorted(pairs, key=lambda pair: (pair[0] > 0, largest.index(pair[1]), pair[0])):

@@ -14,9 +14,7 @@ from shardwright.planner.microbatch import Argument
 from shardwright.planner.pipeline.microbatch_programs import Total
 from shardwright.planner.pipeline.program_assignment import CHEAP_OPCODES, find_cheap_values, readers
 from shardwright.planner.pipeline.step import PipelineStep, elements
-
-#: Maximum elements of values that every stage computes for itself from small arguments.
-_SMALL = 64
+from shardwright.planner.tuning import MAX_REPEATED_ELEMENTS
 
 #: Their instructions, besides those rematerialized anyway.
 _SMALL_WORK = CHEAP_OPCODES | {"reduce", "sine", "cosine", "tanh"}
@@ -87,7 +85,7 @@ def _small_work(step: PipelineStep) -> set[Instruction]:
             is_small = isinstance(step.input_of(step.once, instruction), Argument)
         else:
             is_small = instruction.opcode in _SMALL_WORK and all(operand in small for operand in instruction.operands)
-        if is_small and all(elements(leaf) <= _SMALL for leaf in instruction.shape.leaves):
+        if is_small and all(elements(leaf) <= MAX_REPEATED_ELEMENTS for leaf in instruction.shape.leaves):
             small.add(instruction)
     return {instruction for instruction in small if instruction.opcode != "parameter"}
 
@@ -103,7 +101,7 @@ def _stage_of_updates(step: PipelineStep, keeps: Mapping[int, int]) -> dict[Inst
         reader_stages = wanted.get(instruction)
         if not reader_stages or instruction is entry.root:
             continue
-        if len(reader_stages) > 1 and all(elements(leaf) <= _SMALL for leaf in instruction.shape.leaves):
+        if len(reader_stages) > 1 and all(elements(leaf) <= MAX_REPEATED_ELEMENTS for leaf in instruction.shape.leaves):
             continue  # a norm of everything: no hint to the stages of its parts
         for operand in instruction.operands:
             wanted.setdefault(operand, set()).update(reader_stages)

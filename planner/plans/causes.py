@@ -8,6 +8,7 @@ from math import prod
 from shardwright.hlo import Instruction
 from shardwright.planner.graph.dataflow import Dataflow, Leaf, Node, Use
 from shardwright.planner.rules.reduction import reduction_of
+from shardwright.planner.tuning import MAX_GRADIENT_PARTS
 
 #: Instructions that rearrange a tensor, or slice one layer of a stack, and keep its identity.
 _VIEWS = frozenset({"convert", "copy", "transpose", "reshape", "broadcast", "bitcast", "dynamic-slice"})
@@ -17,7 +18,6 @@ _MAKERS = frozenset({"dot", "convolution", "reduce", "scatter", "gather", "dynam
 
 #: Instructions that add parts of a gradient, or forward one; and the maximum number of parts.
 _SUMS = _VIEWS | {"add", "concatenate", "pad"}
-_MAX_PARTS = 32
 
 _WORDS = {"dot": "matmul", "gather": "lookup", "broadcast": "broadcasting"}
 
@@ -82,7 +82,7 @@ class Causes:
     def _gradient(self, node: Node) -> str | None:
         """The argument whose gradient a node computes, or sums from parts computed elsewhere."""
         seen, todo = {node.index}, [node.index]
-        while todo and len(seen) < _MAX_PARTS:
+        while todo and len(seen) < MAX_GRADIENT_PARTS:
             index = todo.pop(0)
             if index in self._gradients:
                 return self._gradients[index]

@@ -16,9 +16,7 @@ from shardwright.hlo import Computation, Instruction, Module
 from shardwright.hlo.entry import flat_aliases
 from shardwright.planner.rewrites.dim_links import Dim, Links, callees_of, links
 from shardwright.planner.rules.data_movement import reshape_groups
-
-#: A dimension cut into more pieces than this is cut for its elements, not because it holds several things at once.
-MAX_PIECES = 64
+from shardwright.planner.tuning import MAX_PIECES
 
 #: Dimensions by number of an array leaf.
 Views = Mapping[int, tuple[int, ...]]

@@ -20,6 +20,7 @@ from shardwright.hlo.shapes import ELEMENT_BITS
 from shardwright.planner.rewrites import edit
 from shardwright.planner.rules.linear import SIGNIFICANT_BITS
 from shardwright.planner.rules.reduction import REDUCTIONS
+from shardwright.planner.tuning import MAX_REGION_INSTRUCTIONS
 
 #: Attributes that name regions of scalars.
 _KEYS = ("to_apply", "scatter", "select")
@@ -28,8 +29,6 @@ _KEYS = ("to_apply", "scatter", "select")
 _IDENTITIES = frozenset({"convert", "copy", "reshape", "bitcast", "bitcast-convert", "broadcast", "transpose"})
 
 _PLAIN = frozenset({"metadata", "dimensions", "index"})
-
-_MAX_INSTRUCTIONS = 1000
 
 
 def simplify_regions(module: Module) -> Module:
@@ -73,7 +72,7 @@ def _callees(computation: Computation) -> set[Computation]:
 def _simplify(region: Computation, names: edit.Names) -> Computation:
     """An equal region without superfluous instructions; the region itself without any."""
     scalars = all(not leaf.rank for parameter in region.parameters for leaf in parameter.shape.leaves)
-    if not scalars or len(region.instructions) > _MAX_INSTRUCTIONS:
+    if not scalars or len(region.instructions) > MAX_REGION_INSTRUCTIONS:
         return region
     writer = _Writer(names)
     root = writer.write(region, None)
@@ -118,7 +117,7 @@ class _Writer:
         """The substitute for an instruction; None: it stays."""
         if not old.attributes.keys() <= _PLAIN | {"to_apply"}:
             return None
-        if old.opcode == "call" and len(self.written) < _MAX_INSTRUCTIONS:
+        if old.opcode == "call" and len(self.written) < MAX_REGION_INSTRUCTIONS:
             return self.write(old.called["to_apply"][0], operands)
         if old.opcode == "get-tuple-element" and operands[0].opcode == "tuple":
             return operands[0].operands[old.index]

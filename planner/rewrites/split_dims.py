@@ -22,9 +22,7 @@ from shardwright.planner.rewrites import edit
 from shardwright.planner.rewrites.boundary import reshape_variables
 from shardwright.planner.rewrites.dim_classes import Required, choose_splits, reachable_computations
 from shardwright.planner.rewrites.split_ops import ATTRIBUTES, Splits, on_pieces, start_indices
-
-#: Rounds of splitting: a block of one round may hold several things itself.
-MAX_ROUNDS = 4
+from shardwright.planner.tuning import MAX_SPLIT_ROUNDS
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -63,7 +61,7 @@ def rewrite(module: Module, required: Required | None = None) -> Rewritten:
     notes: dict[str, None] = {}
     rewritten = module
     with edit.without_gc():
-        for _ in range(MAX_ROUNDS):
+        for _ in range(MAX_SPLIT_ROUNDS):
             chosen = choose_splits(rewritten, required)
             notes.update(dict.fromkeys(chosen.notes))
             if not chosen.factors:

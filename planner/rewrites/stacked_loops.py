@@ -10,9 +10,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 from shardwright.hlo import ArrayShape, Instruction, TupleShape
-
-#: Loops longer than this are not over layers.
-MAX_ROWS = 4096
+from shardwright.planner.tuning import MAX_LAYERS
 
 #: What hands an integer on.
 _SAME = frozenset({"copy", "bitcast", "convert", "reshape"})
@@ -142,7 +140,7 @@ def _match_counter(loop: Instruction, test: Instruction) -> tuple[int, int] | No
     counter = tested.index
     start, step = loop.operands[0].operands[counter], body.root.operands[counter]
     limit = _value(bound, {})
-    if limit is None or not 1 < limit <= MAX_ROWS or _value(start, {}) != 0 or step.opcode != "add":
+    if limit is None or not 1 < limit <= MAX_LAYERS or _value(start, {}) != 0 or step.opcode != "add":
         return None
     element = next((i for i in body.instructions if _is_element(i, body.parameters[0]) and i.index == counter), None)
     if element is None or _value(step, {element: 0}) != 1 or _value(step, {element: 1}) != 2:

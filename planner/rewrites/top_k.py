@@ -18,9 +18,7 @@ from shardwright.hlo import ArrayShape, Computation, Instruction, Module, TupleS
 from shardwright.hlo.shapes import ELEMENT_BITS
 from shardwright.planner.rewrites import edit
 from shardwright.planner.rewrites.instruction_writer import InstructionWriter, rewrite_instructions
-
-#: Elements up to which a top-k is searched for in rounds, as many as routers take: each round reads the whole array.
-MAX_ROUNDS = 8
+from shardwright.planner.tuning import MAX_TOP_K_ROUNDS
 
 _FLOATS = frozenset({"bf16", "f16", "f32", "f64"})
 _INTEGERS = frozenset({"s8", "s16", "s32", "s64", "u8", "u16", "u32", "u64"})
@@ -42,7 +40,7 @@ def expand_top_k(module: Module) -> Module:
 
 
 def _can_expand(instruction: Instruction) -> bool:
-    if instruction.opcode != "topk" or not 1 <= instruction.get("k") <= MAX_ROUNDS:
+    if instruction.opcode != "topk" or not 1 <= instruction.get("k") <= MAX_TOP_K_ROUNDS:
         return False
     searched = instruction.operands[0].shape.leaves[0]
     return searched.element_type in _FLOATS | _INTEGERS and prod(searched.dimensions[:-1]) > 1

@@ -18,6 +18,7 @@ from math import gcd
 from shardwright.errors import InternalError
 from shardwright.hlo import ArrayShape, Instruction
 from shardwright.planner.rules.halo import Halo
+from shardwright.planner.tuning import MAX_BORDER_PARTS
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -69,9 +70,6 @@ class OpRule:
     leafwise: bool = False
     exchange_factors: tuple[Factor, ...] = ()
 
-
-#: Most parts tried for a split with borders: smaller shards only reach further beyond their neighbours.
-_MAX_PARTS = 16
 
 RuleFunction = Callable[[Instruction], OpRule]
 
@@ -155,7 +153,7 @@ def factor(
 
 def _reachable(halo: tuple[Halo, ...], size: int) -> bool:
     """Whether direct neighbours hold all borders at any number of parts."""
-    counts = (parts for parts in range(2, min(size, _MAX_PARTS) + 1) if size % parts == 0)
+    counts = (parts for parts in range(2, min(size, MAX_BORDER_PARTS) + 1) if size % parts == 0)
     return any(all(border.permutes(parts) is not None for border in halo) for parts in counts)
 
 

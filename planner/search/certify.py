@@ -14,9 +14,8 @@ from shardwright.hlo import Module
 from shardwright.planner.clock import OutOfTimeError
 from shardwright.planner.constraints.forced import origin
 from shardwright.planner.constraints.mesh_unification import scaling_notes
-from shardwright.planner.costs.relaxed_prices import EXACT_RANK
 from shardwright.planner.graph.dataflow import Dataflow
-from shardwright.planner.parallel import TIMEOUT_S, ForkedFuture
+from shardwright.planner.parallel import ForkedFuture
 from shardwright.planner.plans.assemble import segment_plans
 from shardwright.planner.plans.causes import Causes
 from shardwright.planner.plans.collectives import list_collectives
@@ -30,7 +29,7 @@ from shardwright.planner.search.multiplier_refinement import constant_cost_s
 from shardwright.planner.search.solutions import CandidatePlan
 from shardwright.planner.segments.bound import lower_bound
 from shardwright.planner.segments.segment_chain import Chain, ChainSolution
-from shardwright.planner.strategies.tie_break import MAX_SHARE
+from shardwright.planner.tuning import EXACT_RANK, MAX_TIE_SHARE, PARALLEL_TIMEOUT_S
 from shardwright.plans.plan import Candidate, InstructionPlan, OptionValue, Plan
 from shardwright.plans.shardings import Mesh
 
@@ -47,7 +46,7 @@ class BackgroundBound:
     def start(self, chain: Chain, time_limit_s: float) -> None:
         """Start bounding a chain, replacing any other."""
         self.cancel()
-        patience_s = min(TIMEOUT_S, time_limit_s + 1.0)  # the deadline has then passed here, too
+        patience_s = min(PARALLEL_TIMEOUT_S, time_limit_s + 1.0)  # the deadline has then passed here, too
         clock = chain.graph.clock
         work = partial(_compute_bound, chain, time_limit_s)
         self._running = chain, ForkedFuture(work, patience_s=patience_s, is_over=lambda: clock.is_interrupted)
@@ -175,7 +174,7 @@ def _chain_bound_s(
 ) -> float:
     bound_s = price_bound_s or solved.tied_bound
     if chain.runs and not price_bound_s:
-        return bounding.bound_of(chain, search.time_limit_s()) - MAX_SHARE * chain.graph.min_compute_s()
+        return bounding.bound_of(chain, search.time_limit_s()) - MAX_TIE_SHARE * chain.graph.min_compute_s()
     return bound_s + constant_cost_s(chain.graph)
 
 

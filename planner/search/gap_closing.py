@@ -26,9 +26,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from shardwright.planner.clock import OutOfTimeError
-from shardwright.planner.costs.relaxed_prices import EXACT_RANK
 from shardwright.planner.memory.constraint import MemoryConstraint, Multipliers
-from shardwright.planner.memory.tuning import MIN_MULTIPLIER
 from shardwright.planner.plans.assemble import decide
 from shardwright.planner.search.branching import Branch
 from shardwright.planner.search.dual_bound import (
@@ -45,18 +43,14 @@ from shardwright.planner.search.primal_recovery import (
     recover_plan,
 )
 from shardwright.planner.search.solutions import CandidatePlan
-from shardwright.planner.search.tuning import MAX_REFINED_ENTRIES, WIDE_GAP
+from shardwright.planner.search.tuning import MAX_REFINED_ENTRIES, ROUNDING_MULTIPLIERS, WIDE_GAP
 from shardwright.planner.segments.bound import solve_tied
 from shardwright.planner.segments.segment_chain import Chain, ChainSolution
 from shardwright.planner.solver.warm_start import WarmStart
+from shardwright.planner.tuning import EXACT_RANK
 
 if TYPE_CHECKING:
     from shardwright.planner.search.search import Search
-
-
-#: Multipliers to round a plan at when the fastest one does not fit, in units of `lagrangian`: nearly zero first, to
-#: find savings at no cost.
-_MULTIPLIERS = (MIN_MULTIPLIER, 8 * MIN_MULTIPLIER, 64 * MIN_MULTIPLIER)
 
 
 def close_gap(search: Search, incumbent: CandidatePlan, bounding: Chain | None = None) -> CandidatePlan:
@@ -188,7 +182,7 @@ def _recover_feasible(
     unit, peaks = incumbent.cost.step_s / incumbent.memory.peak_bytes, list[MemoryConstraint]()
     model = search.memory_model(chain.graph.variables.shared_layouts)
     other = descend_to_plan(search, incumbent, chain, assignment)
-    for price in _MULTIPLIERS:
+    for price in ROUNDING_MULTIPLIERS:
         if search.fits(other) or search.must_stop():
             break
         peaks += [

@@ -18,7 +18,7 @@ from shardwright.planner.constraints.confine import Confinement
 from shardwright.planner.constraints.forced import ForcedStrategy, check_force
 from shardwright.planner.constraints.pins import Requirement, array_name, satisfying_shardings
 from shardwright.planner.costs.prices import Prices
-from shardwright.planner.costs.relaxed_prices import EXACT_RANK, RelaxedPrices
+from shardwright.planner.costs.relaxed_prices import RelaxedPrices
 from shardwright.planner.graph.dataflow import Leaf
 from shardwright.planner.graph.source import Source
 from shardwright.planner.limits import SearchLimits
@@ -41,6 +41,7 @@ from shardwright.planner.segments.variables import with_views
 from shardwright.planner.strategies.relaxed_strategies import RelaxedStrategyBuilder
 from shardwright.planner.strategies.strategy_set import StrategyBuilder, StrategySet
 from shardwright.planner.strategies.tie_break import TieBreak
+from shardwright.planner.tuning import EXACT_RANK
 from shardwright.plans.plan import CostSummary
 from shardwright.plans.shardings import Mesh
 from shardwright.progress import PlanProgress

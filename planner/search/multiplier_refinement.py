@@ -19,7 +19,7 @@ from shardwright.planner.search.solutions import CandidatePlan
 from shardwright.planner.segments.bound import solve_tied
 from shardwright.planner.segments.cost_graph import CostGraph
 from shardwright.planner.segments.segment_chain import Chain
-from shardwright.planner.strategies.tie_break import MAX_SHARE
+from shardwright.planner.tuning import MAX_TIE_SHARE
 
 
 def refine_multipliers(search: MeshSearch, plan: CandidatePlan) -> CandidatePlan:
@@ -62,7 +62,7 @@ def refine_over_all_strategies(search: MeshSearch, plan: CandidatePlan, chain: C
 
 def constant_cost_s(graph: CostGraph) -> float:
     """Lower bound on the cost outside a chain's variables with tied repeats, seconds."""
-    return graph.min_recompute_s() - MAX_SHARE * graph.min_compute_s()
+    return graph.min_recompute_s() - MAX_TIE_SHARE * graph.min_compute_s()
 
 
 def _improve_bound(

@@ -15,7 +15,6 @@ from shardwright.options.plan_options import PlanOptions
 from shardwright.planner.clock import Clock, OutOfTimeError, too_short_error
 from shardwright.planner.constraints.carried import CarriedPlan
 from shardwright.planner.constraints.forced import origin
-from shardwright.planner.costs.relaxed_prices import EXACT_RANK
 from shardwright.planner.gc_pause import gc_paused
 from shardwright.planner.graph.source import Source
 from shardwright.planner.limits import SearchLimits
@@ -57,6 +56,7 @@ from shardwright.planner.search.tuning import MAX_DESCENTS, MAX_ROUNDS_IF_LARGE,
 from shardwright.planner.segments.descent import descend, lift_plan
 from shardwright.planner.segments.segment_chain import Chain, ChainSolution
 from shardwright.planner.solver.tuning import TIGHT
+from shardwright.planner.tuning import EXACT_RANK
 from shardwright.planner.warm_start.replanning import SearchRestriction, replan, save_record, warm_start_chain
 from shardwright.planner.warm_start.search_records import SearchHistory, SearchQuery, SearchRecord
 from shardwright.plans.plan import Candidate, Plan

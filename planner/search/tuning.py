@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from shardwright.planner.memory.tuning import MIN_MULTIPLIER
+
 # ---- `search` ------------------------------------------------------
 #: Maximum number of axes of meshes searched outright by default; maximum numbers of refinements to one axis more.
 MAX_SEARCHED_AXES = 2
@@ -76,6 +78,10 @@ MAX_FAILED_SEARCHES = 3
 # ---- `gap_closing` -------------------------------------------------
 #: Maximum number of entries with per-peak multipliers (some twenty iterations at 0.12 s a million).
 MAX_REFINED_ENTRIES = 50_000_000
+
+#: Multipliers to round a plan at when the fastest one does not fit, in units of `lagrangian`: nearly zero first, to
+#: find savings at no cost.
+ROUNDING_MULTIPLIERS = (MIN_MULTIPLIER, 8 * MIN_MULTIPLIER, 64 * MIN_MULTIPLIER)
 
 #: Gap above which the bound, more than the plan, is far from the optimum.
 WIDE_GAP = 0.03

@@ -35,9 +35,7 @@ import pulp
 
 from shardwright.planner.solver.highs import highs
 from shardwright.planner.stages.stage_graph import CutProblem, StageCut, of_kind, state_transfer_bytes
-
-#: Scale of the largest number of crossing bytes.
-_SCALE = 1e4
+from shardwright.planner.stages.tuning import CROSSING_SCALE
 
 _Terms = list[tuple[pulp.LpVariable, float]]
 
@@ -197,7 +195,7 @@ class _Program:
         amounts = {("value", i): value.bytes for i, value in enumerate(graph.values)}
         amounts |= {("shared", i): state_transfer_bytes(shared, micro_batches) for i, shared in enumerate(graph.shared)}
         most = max(amounts.values(), default=0.0) or 1.0
-        return [(sent, _SCALE * amounts[key[:2]] / most) for key, sent in self._sends.items()]
+        return [(sent, CROSSING_SCALE * amounts[key[:2]] / most) for key, sent in self._sends.items()]
 
     def solve(self, most_cpu_s: float) -> tuple[int, ...] | None:
         """The chunk of every node; None: no solution."""

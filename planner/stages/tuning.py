@@ -45,6 +45,10 @@ SLACK = 0.02
 #: between chunks of one stage.
 MAX_STAGE_SLOTS = 200
 
+# ---- `cut_ilp` -----------------------------------------------------
+#: Number that the largest number of crossing bytes is scaled to: solvers' tolerances are absolute.
+CROSSING_SCALE = 1e4
+
 # ---- `schedule_cost` -----------------------------------------------
 #: Micro-batches per chunk of the model with which a pipeline has been full for a while.
 FULL = 3

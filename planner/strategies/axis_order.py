@@ -18,10 +18,8 @@ from math import prod
 
 from shardwright.hlo import ArrayShape
 from shardwright.planner.rules import Factor
+from shardwright.planner.tuning import MIN_ROTATED_ELEMENTS
 from shardwright.plans.shardings import Mesh, TensorSharding, rotate_axes
-
-#: Elements of the smallest array that may be rotated: below, no order saves the planning time it costs.
-MIN_ELEMENTS = 1 << 20
 
 
 def may_rotate(dims: Sequence[int], mesh: Mesh) -> bool:
@@ -30,7 +28,7 @@ def may_rotate(dims: Sequence[int], mesh: Mesh) -> bool:
     Condition: axes divide one dimension alone, and the first two or more divide it together.
     """
     sizes = [axis.size for axis in mesh.axes if axis.size > 1]
-    if len(sizes) < 2 or prod(dims) < MIN_ELEMENTS:
+    if len(sizes) < 2 or prod(dims) < MIN_ROTATED_ELEMENTS:
         return False
     divided = [dim for dim in dims if any(dim % size == 0 for size in sizes)]
     return len(divided) == 1 and any(divided[0] % (sizes[0] * size) == 0 for size in sizes[1:])

@@ -11,6 +11,7 @@ from collections.abc import Hashable
 from shardwright.hlo import Computation, Instruction
 from shardwright.planner.rules.linear import is_zero
 from shardwright.planner.strategies.legality import form_problems, rule_problems
+from shardwright.planner.tuning import MAX_NUMBER_LENGTH
 from shardwright.plans.plan import InstructionPlan
 from shardwright.plans.shardings import Mesh
 
@@ -67,7 +68,7 @@ class LegalityCache:
     def _constant(self, operand: Instruction) -> Hashable:
         """The known content of an operand: all zero, or one number."""
         if operand not in self._constants:
-            is_number = operand.opcode == "constant" and len(operand.payload) < _NUMBER_LENGTH
+            is_number = operand.opcode == "constant" and len(operand.payload) < MAX_NUMBER_LENGTH
             self._constants[operand] = operand.payload if is_number else is_zero(operand)
         return self._constants[operand]
 
@@ -79,10 +80,6 @@ class LegalityCache:
             )
             self._regions[region] = self._numbers.of_value((body, places[region.root]))
         return self._regions[region]
-
-
-#: Longest literal, in characters, of a constant that is looked at as a number.
-_NUMBER_LENGTH = 40
 
 
 class _Numbers:

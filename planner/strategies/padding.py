@@ -10,14 +10,10 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from math import prod
 
+from shardwright.planner.tuning import MAX_PADDING, MIN_PADDED_SIZE
+
 #: Whether a dimension of so many elements may be split over axes of these sizes.
 MaySplit = Callable[[int, Sequence[int]], bool]
-
-#: Maximum padding of all shards together, relative to the elements: 12 over 8 devices are 16.
-MAX_PADDING = 1 / 3
-
-#: Dimensions of fewer elements are not padded: the three projections of a fused attention.
-MIN_SIZE = 4
 
 
 def divides(size: int, axes: Sequence[int]) -> bool:
@@ -28,7 +24,7 @@ def divides(size: int, axes: Sequence[int]) -> bool:
 def divides_or_pays(size: int, axes: Sequence[int]) -> bool:
     """Even shards, and padded ones with mostly real elements."""
     padding = -size % prod(axes)
-    return padding == 0 or (size >= MIN_SIZE and padding <= MAX_PADDING * size)
+    return padding == 0 or (size >= MIN_PADDED_SIZE and padding <= MAX_PADDING * size)
 
 
 def divides_or_pays_along_one(size: int, axes: Sequence[int]) -> bool:

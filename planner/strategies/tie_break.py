@@ -13,9 +13,7 @@ import numpy as np
 from shardwright.planner.costs.prices import FloatArray
 from shardwright.planner.strategies.expansion import Strategy
 from shardwright.planner.strategies.strategy_set import StrategySet
-
-#: Maximum total penalty of a plan, relative to the program's lower bound.
-MAX_SHARE = 1e-5
+from shardwright.planner.tuning import MAX_TIE_SHARE
 
 #: Points of a split axis, and of each dimension that it passes over (half as much again for the mesh's first axis,
 #: so that axes stand in mesh order).
@@ -42,7 +40,7 @@ class TieBreak:
 
     def __init__(self, first_axis: str, least_s: float, nodes: int) -> None:
         self._first_axis = first_axis
-        self._unit = MAX_SHARE * least_s / max(nodes, 1) / _LARGEST
+        self._unit = MAX_TIE_SHARE * least_s / max(nodes, 1) / _LARGEST
         self._added: dict[int, FloatArray] = {}
         self._kept: list[StrategySet] = []  # an id is only good while its object lives
 

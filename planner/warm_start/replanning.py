@@ -40,7 +40,6 @@ from typing import TYPE_CHECKING
 from shardwright.errors import AnnotationError, PlanError
 from shardwright.planner.clock import OutOfTimeError
 from shardwright.planner.costs.kernels import one_device_s
-from shardwright.planner.costs.relaxed_prices import EXACT_RANK
 from shardwright.planner.memory.tuning import MIN_SAVING
 from shardwright.planner.search.memory_tradeoffs import NO_REMAT, fit_with_remat
 from shardwright.planner.search.meshes import meshes_to_search, refines
@@ -50,6 +49,7 @@ from shardwright.planner.search.tuning import MAX_MICRO_BATCHES, MIN_GAIN
 from shardwright.planner.segments.descent import descend
 from shardwright.planner.solver.solve import contradiction_error
 from shardwright.planner.solver.warm_start import WarmStart
+from shardwright.planner.tuning import COST_TOLERANCE, EXACT_RANK, MIN_WORK_SHARE, NEAR_FASTEST_RATIO
 from shardwright.planner.warm_start.earlier_plan import EarlierPlan
 from shardwright.planner.warm_start.saved_messages import SavedMessages, opcode_digest
 from shardwright.planner.warm_start.search_records import (
@@ -65,16 +65,6 @@ from shardwright.plans.shardings import Mesh
 if TYPE_CHECKING:
     from shardwright.planner.search.search import Search
     from shardwright.planner.segments.segment_chain import Chain
-
-#: Tolerated relative excess over the expected step: as large as a certified gap.
-COST_TOLERANCE = 0.01
-
-#: With other sizes or devices: maximum ratio to the best mesh's fastest step, memory aside, of the meshes searched
-#: again.
-NEAR_FASTEST = 1.03
-
-#: Minimum ratio of work per micro-batch to count as no less: fixed work does not grow with the batch.
-_MIN_WORK_SHARE = 0.9
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -195,7 +185,7 @@ def _is_memory_as_tight(record: SearchRecord, search: Search, price: RecordedCos
     assert now is not None
     saves_as_before = (now.rung == NO_REMAT) == (before.rung == NO_REMAT) and now.saved <= before.saved + MIN_SAVING
     part_s = record.cost.work_s / before.micro_batches
-    is_as_large = price.work_s / now.micro_batches >= _MIN_WORK_SHARE * part_s
+    is_as_large = price.work_s / now.micro_batches >= MIN_WORK_SHARE * part_s
     return saves_as_before and is_as_large and search.limit_bytes <= record.limit_bytes
 
 
@@ -320,7 +310,7 @@ def _build_restriction(record: SearchRecord, search: Search) -> SearchRestrictio
         return SearchRestriction(
             meshes=tuple(candidates), min_step_s={}, remat_choices=entries, without_multipliers=True
         )
-    near = (way for way in record.mesh_records if way.step_s <= NEAR_FASTEST * record.mesh_records[0].step_s)
+    near = (way for way in record.mesh_records if way.step_s <= NEAR_FASTEST_RATIO * record.mesh_records[0].step_s)
     found_meshes: set[Mesh] = set()
     for way in (record.winner, *near):
         resized = _resize_mesh(way.searched_mesh, search.cluster.device_count)
@@ -339,7 +329,7 @@ def _list_remat_choices(record: SearchRecord, search: Search) -> tuple[RematChoi
     entry, parts = record.remat_choice, 2 * record.remat_choice.micro_batches
     is_plain = entry.rung == NO_REMAT and entry.micro_batches == search.program.micro_batches
     is_free = search.options.micro_batches is None and parts <= MAX_MICRO_BATCHES
-    if is_plain or not is_free or work_per_device_s(search) < 2 * _MIN_WORK_SHARE * record.cost.work_s:
+    if is_plain or not is_free or work_per_device_s(search) < 2 * MIN_WORK_SHARE * record.cost.work_s:
         return (entry,)
     return entry, replace(entry, micro_batches=parts)
 
@@ -413,7 +403,9 @@ def _describe_omissions(record: SearchRecord, search: Search, plan: CandidatePla
         return f"{before} that had less to satisfy: what its search found slower than this plan was not searched again"
     is_plain = record.remat_choice.rung == NO_REMAT and record.remat_choice.micro_batches == 1
     slower = (
-        f"more than {NEAR_FASTEST - 1:.0%} slower then" if is_plain else "needed more memory then, or computed more,"
+        f"more than {NEAR_FASTEST_RATIO - 1:.0%} slower then"
+        if is_plain
+        else "needed more memory then, or computed more,"
     )
     return (
         f"{before} of the same program in other sizes or on other devices: what was {slower} was not searched again "

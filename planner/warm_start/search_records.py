@@ -15,6 +15,7 @@ from shardwright.hlo import Module
 from shardwright.options.plan_options import PlanOptions
 from shardwright.planner.cache.keys import build_outline, cluster_digest, hash_json, options_digest, planner_version
 from shardwright.planner.cache.store import Store
+from shardwright.planner.tuning import MAX_RECORDS
 from shardwright.planner.warm_start.earlier_plan import EarlierPlan
 from shardwright.planner.warm_start.saved_messages import SavedMessages
 from shardwright.plans.shardings import Mesh
@@ -23,9 +24,6 @@ if TYPE_CHECKING:
     from shardwright.planner.search.solutions import CandidatePlan, MeshSolution
 
 T = TypeVar("T")
-
-#: Maximum number of records per kind of query; the latest are kept.
-MAX_RECORDS = 8
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -11,9 +11,10 @@ from shardwright.clusters.cluster import Cluster
 from shardwright.cost import hardware_profile
 from shardwright.hlo import ArrayShape
 from shardwright.planner.costs.prices import Prices
-from shardwright.planner.costs.relaxed_prices import EXACT_RANK, RelaxedPrices
+from shardwright.planner.costs.relaxed_prices import RelaxedPrices
 from shardwright.planner.strategies.expansion import shardings_of
 from shardwright.planner.strategies.padding import divides_or_pays
+from shardwright.planner.tuning import EXACT_RANK
 from shardwright.plans.shardings import Mesh
 from tests.planner.search.test_meshes import cluster
 

@@ -12,7 +12,7 @@ from jax import lax
 
 from shardwright.hlo import ArrayShape, Module, parse
 from shardwright.planner.graph.dataflow import Dataflow, Node, build_dataflow
-from shardwright.planner.graph.trip_counts import UNKNOWN_TRIPS
+from shardwright.planner.tuning import UNKNOWN_TRIPS
 
 #: `once(c)` is the only addition of float scalars in a program.
 ROWS = jax.ShapeDtypeStruct((6, 4), jnp.float32)

@@ -15,7 +15,8 @@ from shardwright.clusters.cluster import Cluster
 from shardwright.hlo import parse
 from shardwright.options.plan_options import PlanOptions
 from shardwright.planner import plan
-from shardwright.planner.rewrites.top_k import MAX_ROUNDS, expand_top_k
+from shardwright.planner.rewrites.top_k import expand_top_k
+from shardwright.planner.tuning import MAX_TOP_K_ROUNDS
 from shardwright.user_plans import compile_and_prove
 from tests.planner.programs import lower
 from tests.planner.rewrites.rewrite_programs import run
@@ -44,7 +45,7 @@ def make_search(dtype: Any) -> np.ndarray:
 @pytest.mark.parametrize("largest", [True, False], ids=["largest", "smallest"])
 def test_the_same_to_the_bit(dtype: Any, largest: bool) -> None:
     x = make_search(dtype)
-    for k in (1, 2, MAX_ROUNDS):
+    for k in (1, 2, MAX_TOP_K_ROUNDS):
         text = lower((lambda x, k=k: lax.top_k(x, k), (x,), ()))
         text = text.replace("largest=true", f"largest={str(largest).lower()}")
         assert "topk(" in text
@@ -99,7 +100,7 @@ def test_in_a_loop() -> None:
 @pytest.mark.parametrize(
     ("function", "shape"),
     [
-        (lambda x: lax.top_k(x, MAX_ROUNDS + 1), (ROWS, 32)),
+        (lambda x: lax.top_k(x, MAX_TOP_K_ROUNDS + 1), (ROWS, 32)),
         (lambda x: lax.top_k(x, 2), (1, 32)),
         (lambda x: lax.top_k(x, 2), (32,)),
     ],

@@ -11,12 +11,12 @@ import pytest
 from shardwright.clusters.cluster import Cluster
 from shardwright.options.plan_options import PlanOptions
 from shardwright.planner.constraints.forced import ForcedStrategy
-from shardwright.planner.costs.relaxed_prices import EXACT_RANK
 from shardwright.planner.memory.constraint import Multipliers
 from shardwright.planner.search.gap_closing import close_gap
 from shardwright.planner.search.search import Search
 from shardwright.planner.segments.bound import lower_bound
 from shardwright.planner.segments.descent import descend, lift_plan
+from shardwright.planner.tuning import EXACT_RANK
 from shardwright.plans.shardings import Mesh
 from shardwright.progress import PlanProgress
 from tests.planner.programs import PLAIN_A100, gpt2, lower

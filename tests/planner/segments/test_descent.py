@@ -17,7 +17,6 @@ from shardwright.options.plan_options import PlanOptions
 from shardwright.planner import plan
 from shardwright.planner.constraints.forced import ForcedStrategy
 from shardwright.planner.costs.prices import Prices
-from shardwright.planner.costs.relaxed_prices import EXACT_RANK
 from shardwright.planner.limits import SearchLimits
 from shardwright.planner.memory.constraint import MemoryConstraint, Multipliers
 from shardwright.planner.memory.ilp_with_memory_rows import solve_with_memory_rows
@@ -34,6 +33,7 @@ from shardwright.planner.segments.segment_chain import Chain, ChainSolution
 from shardwright.planner.segments.variables import Variable
 from shardwright.planner.strategies.expansion import Strategy
 from shardwright.planner.strategies.strategy_set import StrategyBuilder, StrategySet
+from shardwright.planner.tuning import EXACT_RANK
 from shardwright.plans.plan import Plan
 from shardwright.plans.shardings import Mesh
 from tests.planner.clocks import LookCountingClock, just_late

@@ -14,7 +14,7 @@ from shardwright.planner import plan
 from shardwright.planner.constraints.forced import ForcedStrategy
 from shardwright.planner.search.search import Search
 from shardwright.planner.segments.segment_chain import Chain
-from shardwright.planner.strategies.tie_break import MAX_SHARE
+from shardwright.planner.tuning import MAX_TIE_SHARE
 from shardwright.plans.shardings import Mesh
 from tests.planner.programs import PLAIN_A100, PROGRAMS, gpt2, lower
 
@@ -47,7 +47,7 @@ def test_preferences_cost_next_to_nothing(name: str) -> None:
     preferred = chain.solve(10.0)
     chain.graph.preference = None
     plain = Chain(graph=chain.graph, instances=chain.instances, runs=chain.runs)
-    assert plain.solve(10.0).value <= preferred.value <= plain.solve(10.0).value * (1 + MAX_SHARE)
+    assert plain.solve(10.0).value <= preferred.value <= plain.solve(10.0).value * (1 + MAX_TIE_SHARE)
 
 
 def test_replicated_is_free_and_every_split_is_not() -> None:

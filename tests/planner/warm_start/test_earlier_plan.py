@@ -17,7 +17,7 @@ from shardwright.options.plan_options import PlanOptions
 from shardwright.planner import plan
 from shardwright.planner.cache.store import MemoryStore
 from shardwright.planner.constraints.forced import ForcedStrategy
-from shardwright.planner.costs.relaxed_prices import EXACT_RANK, RelaxedPrices
+from shardwright.planner.costs.relaxed_prices import RelaxedPrices
 from shardwright.planner.limits import SearchLimits
 from shardwright.planner.search.search import Search
 from shardwright.planner.search.solutions import CandidatePlan, MeshSolution
@@ -26,8 +26,9 @@ from shardwright.planner.segments.descent import descend, lift_plan
 from shardwright.planner.segments.segment_chain import Chain, ChainSolution
 from shardwright.planner.segments.variables import Variable
 from shardwright.planner.strategies.expansion import AxisChoice, Strategy
+from shardwright.planner.tuning import COST_TOLERANCE, EXACT_RANK
 from shardwright.planner.warm_start.earlier_plan import EarlierPlan
-from shardwright.planner.warm_start.replanning import COST_TOLERANCE, most_similar_mesh
+from shardwright.planner.warm_start.replanning import most_similar_mesh
 from shardwright.planner.warm_start.search_records import SearchHistory, SearchQuery, SearchRecord
 from shardwright.plans.plan import Plan
 from shardwright.plans.shardings import Mesh, has_rotated_axes

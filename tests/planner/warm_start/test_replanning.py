@@ -24,8 +24,9 @@ from shardwright.planner.limits import SearchLimits
 from shardwright.planner.memory.recompute import Recomputation
 from shardwright.planner.search.search import Search
 from shardwright.planner.search.solutions import MeshSolution, SearchResult
-from shardwright.planner.warm_start.replanning import COST_TOLERANCE, replan
-from shardwright.planner.warm_start.search_records import MAX_RECORDS, SearchHistory, SearchQuery
+from shardwright.planner.tuning import COST_TOLERANCE, MAX_RECORDS
+from shardwright.planner.warm_start.replanning import replan
+from shardwright.planner.warm_start.search_records import SearchHistory, SearchQuery
 from shardwright.plans.plan import Plan
 from shardwright.plans.shardings import Mesh
 from tests.planner.programs import LOOSE, gpt2, lower
