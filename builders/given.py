@@ -9,10 +9,11 @@ from shardwright.builders.base import Builder
 from shardwright.builders.variables import Variable
 from shardwright.clusters.cluster import Cluster
 from shardwright.errors import OptionError
-from shardwright.input_files import MOST_PROGRAM_BYTES, read_input_text
+from shardwright.input_files import read_input_text
 from shardwright.json_reader import ObjectReader
 from shardwright.plans.plan_json.reading import read_json, read_strategies
 from shardwright.plans.variable_strategy import VariableStrategy
+from shardwright.tuning import MOST_PROGRAM_BYTES
 
 #: Suffix of the compile options with a plan's bucket.
 _BUCKET_OPTION = "all_reduce_combine_threshold_bytes"

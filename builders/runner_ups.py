@@ -10,11 +10,10 @@ from shardwright.builders.choices import PlanChoice
 from shardwright.clusters.cluster import Cluster
 from shardwright.plans.pipeline_plan import PipelinePlan
 from shardwright.plans.plan import Plan
+from shardwright.tuning import RUNNER_UP_MESHES
 
 #: Strategies that experts write by hand; those that a program has no room for cannot be planned, and are left out.
 _STRATEGIES = ("data", "zero1", "fsdp", "megatron", "expert")
-#: Meshes of the search beside its fastest, at most.
-_MESHES = 2
 #: Most bytes of a combined collective beside the compiler's 30 MiB; only XLA:GPU's combiner has the option.
 _BUCKETS = {"8 MiB": 8 << 20, "128 MiB": 128 << 20}
 
@@ -79,7 +78,7 @@ def _meshes(choice: PlanChoice, plan: Plan | PipelinePlan) -> list[tuple[str, di
     others = [
         each.mesh for each in sorted(priced, key=lambda candidate: candidate.step_s or 0.0) if each.mesh != plan.mesh
     ]
-    return [(f"mesh {mesh}", {"mesh": mesh.sizes}) for mesh in list(dict.fromkeys(others))[:_MESHES]]
+    return [(f"mesh {mesh}", {"mesh": mesh.sizes}) for mesh in list(dict.fromkeys(others))[:RUNNER_UP_MESHES]]
 
 
 def _micro_batches(choice: PlanChoice, plan: Plan | PipelinePlan) -> list[tuple[str, dict[str, Any]]]:

@@ -45,6 +45,7 @@ from shardwright.progress import PlanProgress
 from shardwright.proto.v1 import master_pb2, master_pb2_grpc
 from shardwright.protocol import wire
 from shardwright.protocol.session_secrets import session_metadata
+from shardwright.tuning import CHUNK_BYTES
 from shardwright.user_plans import PipelinePlan, Plan, to_user_plan
 
 _log = logging.getLogger("shardwright")
@@ -207,7 +208,7 @@ class MasterConnection:
             cluster_name=reply.cluster_name,
             platform=reply.platform,
             nodes=nodes_of(reply.nodes),
-            chunk_bytes=reply.chunk_bytes or wire.CHUNK_BYTES,
+            chunk_bytes=reply.chunk_bytes or CHUNK_BYTES,
             jax_version=reply.jax_version,
             grace_s=reply.grace_s,
             session_secret=reply.session_secret,

@@ -30,15 +30,12 @@ from typing import Any, BinaryIO
 
 from shardwright.clusters.cluster import join_address
 from shardwright.errors import LaunchError
+from shardwright.launch.tuning import BEAT_INTERVAL_S, CONTROL_LINE_BYTES, HELLO_TIMEOUT_S
 
 #: Names of variables that elastic ranks get.
 ADDRESS_VARIABLE = "SHARDWRIGHT_ELASTIC"
 TOKEN_VARIABLE = "SHARDWRIGHT_ELASTIC_TOKEN"
 WORKER_VARIABLE = "SHARDWRIGHT_WORKER"
-
-BEAT_INTERVAL_S = 0.5
-_HELLO_TIMEOUT_S = 10.0
-_LONGEST_LINE_BYTES = 1 << 20
 
 
 def _encode(message: Mapping[str, Any]) -> bytes:
@@ -115,9 +112,9 @@ class ControlServer:
 
     def _serve(self, connection: socket.socket) -> None:
         with connection, contextlib.suppress(OSError, ValueError, KeyError, TypeError):
-            connection.settimeout(_HELLO_TIMEOUT_S)
+            connection.settimeout(HELLO_TIMEOUT_S)
             lines = connection.makefile("rb")
-            hello = json.loads(lines.readline(_LONGEST_LINE_BYTES))
+            hello = json.loads(lines.readline(CONTROL_LINE_BYTES))
             if not hmac.compare_digest(str(hello["token"]).encode(), self.token.encode()):
                 return
             worker = int(hello["worker"])
@@ -132,7 +129,7 @@ class ControlServer:
                     self.forget(worker)
 
     def _listen(self, worker: int, connection: socket.socket, lines: BinaryIO) -> None:
-        while line := lines.readline(_LONGEST_LINE_BYTES):
+        while line := lines.readline(CONTROL_LINE_BYTES):
             message = json.loads(line)
             if self._connections.get(worker) is not connection:
                 return  # it has connected anew
@@ -147,7 +144,7 @@ class ControlClient:
     def __init__(self, address: str, token: str, worker: int, on_message: Callable[[dict[str, Any]], None]) -> None:
         host, _, port = address.rpartition(":")
         try:
-            self._connection = socket.create_connection((host.strip("[]"), int(port)), timeout=_HELLO_TIMEOUT_S)
+            self._connection = socket.create_connection((host.strip("[]"), int(port)), timeout=HELLO_TIMEOUT_S)
         except (OSError, ValueError) as error:
             raise LaunchError(
                 f"the launcher cannot be reached ({error})",

@@ -9,12 +9,8 @@ from pathlib import Path
 
 from shardwright.errors import OptionError
 from shardwright.launch.hosts import Host, parse_host_lines, read_hosts_file
+from shardwright.launch.tuning import INTERVAL_S, SCRIPT_TIMEOUT_S
 from shardwright.program_output import ProgramFailure, read_output
-
-#: Seconds from one look to the next: a script is a process each time, a file is read.
-INTERVAL_S = 1.0
-FILE_INTERVAL_S = 0.2
-_SCRIPT_TIMEOUT_S = 30.0
 
 
 class Discovery:
@@ -70,7 +66,7 @@ def script_source(command: Path) -> Callable[[], tuple[Host, ...]]:
     def look() -> tuple[Host, ...]:
         where = "--host-discovery-script"
         try:
-            output = read_output(path, _SCRIPT_TIMEOUT_S)
+            output = read_output(path, SCRIPT_TIMEOUT_S)
         except ProgramFailure as failure:
             remedy = "name a program that may be run (chmod +x)"
             if failure.is_started:

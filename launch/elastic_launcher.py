@@ -14,7 +14,7 @@ from typing import Any
 from shardwright.errors import LaunchError
 from shardwright.launch import control
 from shardwright.launch.control import ControlServer
-from shardwright.launch.discovery import INTERVAL_S, Discovery
+from shardwright.launch.discovery import Discovery
 from shardwright.launch.elastic_supervision import (
     Dismiss,
     ElasticAction,
@@ -45,6 +45,7 @@ from shardwright.launch.supervision import (
     SignalReceived,
     StartProcesses,
 )
+from shardwright.launch.tuning import DEFAULT_ELASTIC_TIMEOUT_S, DEFAULT_HANG_TIMEOUT_S, INTERVAL_S
 from shardwright.membership import Limits
 from shardwright.processes import describe_exit
 
@@ -65,8 +66,8 @@ class ElasticOptions:
     limits: Limits
     source: Callable[[], tuple[Host, ...]]
     look_interval_s: float = INTERVAL_S
-    hang_timeout_s: float = 60.0
-    elastic_timeout_s: float = 600.0
+    hang_timeout_s: float = DEFAULT_HANG_TIMEOUT_S
+    elastic_timeout_s: float = DEFAULT_ELASTIC_TIMEOUT_S
     reset_limit: int | None = None
     coordinator_address: str = ""
 

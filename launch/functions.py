@@ -13,10 +13,11 @@ from typing import Any
 from shardwright.errors import LaunchError, ObjectTypeError, OptionError
 from shardwright.launch.hosts import Host, place_ranks
 from shardwright.launch.job import rank_job
-from shardwright.launch.launcher import DEFAULT_GRACE_S, RunOptions, failure_of, run_job
+from shardwright.launch.launcher import RunOptions, failure_of, run_job
 from shardwright.launch.meeting import MeetingPoint
 from shardwright.launch.output import Sink
 from shardwright.launch.service import LOOPBACK, CoordinationService
+from shardwright.launch.tuning import DEFAULT_GRACE_S
 from shardwright.package import FOLDER
 
 #: Files of one call, in a folder of its own.

@@ -22,18 +22,11 @@ from shardwright.launch.node import Node, node_command
 from shardwright.launch.output import JobOutput, Sink
 from shardwright.launch.server_supervision import ServerSupervisor
 from shardwright.launch.ssh import SshOptions
+from shardwright.launch.tuning import CLOSE_TIMEOUT_S, DEFAULT_GRACE_S, DEFAULT_START_TIMEOUT_S, MAX_WAIT_S
 from shardwright.membership import TimePassed
 from shardwright.processes import describe_exit
 
 _E = TypeVar("_E")
-
-DEFAULT_START_TIMEOUT_S = 30.0
-DEFAULT_GRACE_S = 10.0
-
-#: Seconds for all hosts together to end leftover processes.
-_CLOSE_TIMEOUT_S = 4.0
-#: Maximum delay of a signal delivered to another thread.
-_MAX_WAIT_S = 0.5
 
 _ENDING_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT)
 
@@ -94,7 +87,7 @@ class Nodes:
 
     def close_all(self) -> None:
         """End what still runs on hosts, all at once."""
-        until_s = time.monotonic() + _CLOSE_TIMEOUT_S
+        until_s = time.monotonic() + CLOSE_TIMEOUT_S
         for name in tuple(self._nodes):
             self.close(name)
         for node in self._closing:
@@ -196,7 +189,7 @@ def _supervise(
 
 def next_event(events: queue.SimpleQueue[_E], deadline_s: float | None) -> _E | TimePassed:
     """The next event; `TimePassed` at the deadline, and now and then, so that signals are seen."""
-    wait_s = _MAX_WAIT_S if deadline_s is None else min(_MAX_WAIT_S, max(0.0, deadline_s - time.monotonic()))
+    wait_s = MAX_WAIT_S if deadline_s is None else min(MAX_WAIT_S, max(0.0, deadline_s - time.monotonic()))
     try:
         return events.get(timeout=wait_s)
     except queue.Empty:

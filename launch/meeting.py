@@ -30,14 +30,14 @@ from typing import Any
 from shardwright.clusters.cluster import join_address
 from shardwright.errors import LaunchError
 from shardwright.launch.service import CoordinationService
-
-_HELLO_TIMEOUT_S = 10.0
-_CONNECT_TIMEOUT_S = 5.0
-_LONGEST_LINE_BYTES = 1 << 12
-#: How often who waits looks at the clock, and is told for whom it waits; how many of them it is told.
-_TICK_S = 0.25
-_TELL_INTERVAL_S = 1.0
-_MOST_NAMES = 64
+from shardwright.launch.tuning import (
+    CONNECT_TIMEOUT_S,
+    HELLO_TIMEOUT_S,
+    MEETING_LINE_BYTES,
+    MOST_NAMES,
+    TELL_INTERVAL_S,
+    TICK_S,
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -134,14 +134,14 @@ class MeetingPoint:
             except OSError:  # too many files, say
                 if self._is_closed:
                     return
-                time.sleep(_TICK_S)
+                time.sleep(TICK_S)
                 continue
             threading.Thread(target=self._serve, args=(connection,), name="meeting", daemon=True).start()
 
     def _serve(self, connection: socket.socket) -> None:
         with connection, contextlib.suppress(OSError):
-            connection.settimeout(_HELLO_TIMEOUT_S)
-            arrival = _read_arrival(connection.makefile("rb").readline(_LONGEST_LINE_BYTES))
+            connection.settimeout(HELLO_TIMEOUT_S)
+            arrival = _read_arrival(connection.makefile("rb").readline(MEETING_LINE_BYTES))
             if arrival is None:
                 return
             if problem := self._admit(arrival, connection):
@@ -154,7 +154,7 @@ class MeetingPoint:
 
     def _keep_telling(self, connection: socket.socket) -> None:
         """Tell a rank for whom it waits, until it goes."""
-        connection.settimeout(_TELL_INTERVAL_S)
+        connection.settimeout(TELL_INTERVAL_S)
         latest: dict[str, Any] = {}
         while True:
             with self._lock:
@@ -162,7 +162,7 @@ class MeetingPoint:
                     connection.sendall(_encode(absence))
                     latest = absence
             with contextlib.suppress(TimeoutError):
-                if not connection.recv(_LONGEST_LINE_BYTES):
+                if not connection.recv(MEETING_LINE_BYTES):
                     return
 
     def _admit(self, arrival: Arrival, connection: socket.socket) -> str:
@@ -222,7 +222,7 @@ class MeetingPoint:
     def _describe_absence(self) -> dict[str, Any]:
         missing = [rank for rank in range(self._size) if rank not in self._waiting and rank not in self._gone]
         ranks = {"missing": missing, "waiting": sorted(self._waiting), "gone": sorted(self._gone)}
-        return {kind: numbers[:_MOST_NAMES] for kind, numbers in ranks.items()}
+        return {kind: numbers[:MOST_NAMES] for kind, numbers in ranks.items()}
 
 
 def _listen(host: str, port: int) -> socket.socket:
@@ -258,7 +258,7 @@ def meet(
         except OSError as error:
             problem = error.strerror or str(error)
         on_wait(problem, time.monotonic() - start_s)
-        time.sleep(_TICK_S)
+        time.sleep(TICK_S)
 
 
 def _ask(
@@ -267,8 +267,8 @@ def _ask(
     """One visit; None where the other side ends it. Raises OSError where nobody is there."""
     host, _, port = address.rpartition(":")
     absence: Absence | str = "no answer"
-    with socket.create_connection((host.strip("[]"), int(port)), timeout=_CONNECT_TIMEOUT_S) as connection:
-        connection.settimeout(_TICK_S)
+    with socket.create_connection((host.strip("[]"), int(port)), timeout=CONNECT_TIMEOUT_S) as connection:
+        connection.settimeout(TICK_S)
         connection.sendall(_encode(asdict(arrival)))
         for message in _read_messages(connection, address):
             if "coordinator" in message:

@@ -12,11 +12,10 @@ from typing import BinaryIO
 
 from shardwright.errors import OptionError
 from shardwright.launch.job import ProcessSpec
+from shardwright.launch.tuning import MAX_LINE_BYTES
 
 #: A line ends at a line feed, a carriage return (progress bars) or both.
 _LINE_END = re.compile(rb"\r\n|\n|\r(?!\n|\Z)")
-#: A line without an end is written at this length.
-_MAX_LINE_BYTES = 1 << 20
 
 STREAMS = ("stdout", "stderr")
 
@@ -49,7 +48,7 @@ class LineSplitter:
                 lines.append(data[start : end.start()])
             start = end.end()
         self._partial = data[start:]
-        if len(self._partial) >= _MAX_LINE_BYTES:
+        if len(self._partial) >= MAX_LINE_BYTES:
             lines.append(self._partial)
             self._partial = b""
         return lines

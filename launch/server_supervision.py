@@ -27,11 +27,8 @@ from shardwright.launch.supervision import (
     StartProcesses,
     Supervisor,
 )
+from shardwright.launch.tuning import FIRST_PAUSE_S, LAST_PAUSE_S, STEADY_S
 from shardwright.processes import describe_exit
-
-FIRST_PAUSE_S = 1.0
-LAST_PAUSE_S = 30.0
-STEADY_S = 60.0
 
 #: The task whose server is the master's.
 MASTER = 0

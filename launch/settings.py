@@ -14,16 +14,18 @@ from shardwright.errors import OptionError
 from shardwright.input_files import read_input_text
 from shardwright.json_reader import JsonProblem, format_value
 from shardwright.launch.hosts import Host, parse_hosts, read_hosts_file
-from shardwright.launch.launcher import DEFAULT_GRACE_S, DEFAULT_START_TIMEOUT_S
 from shardwright.launch.ssh import SshOptions
+from shardwright.launch.tuning import (
+    DEFAULT_ELASTIC_TIMEOUT_S,
+    DEFAULT_GRACE_S,
+    DEFAULT_HANG_TIMEOUT_S,
+    DEFAULT_START_TIMEOUT_S,
+)
 from shardwright.spelling import did_you_mean
 
 _VARIABLE_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 _SSH_OPTION = re.compile(r"[A-Za-z]+[= ].+")
 _MAX_SIZE = 1_000_000
-
-DEFAULT_HANG_TIMEOUT_S = 60.0
-DEFAULT_ELASTIC_TIMEOUT_S = 600.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -12,10 +12,8 @@ from pathlib import Path
 
 from shardwright.errors import LaunchError
 from shardwright.launch.hosts import Host
+from shardwright.launch.tuning import ALIVE_INTERVAL_S, RESOLVE_TIMEOUT_S
 
-#: Seconds between keepalive messages; three unanswered ones end the connection.
-_ALIVE_INTERVAL_S = 15
-_RESOLVE_TIMEOUT_S = 10.0
 #: Any port: no packet is sent.
 _PROBE_PORT = 9
 
@@ -36,7 +34,7 @@ class SshOptions:
             "-oStrictHostKeyChecking=yes",
             f"-oConnectTimeout={max(1, int(connect_timeout_s))}",
         ]
-        words += [f"-oServerAliveInterval={_ALIVE_INTERVAL_S}", "-oServerAliveCountMax=3"]
+        words += [f"-oServerAliveInterval={ALIVE_INTERVAL_S}", "-oServerAliveCountMax=3"]
         words += ["-oControlMaster=no", "-oRemoteCommand=none", "-T", "-x"]  # a shared connection is used, not made
         words += ["-p", str(self.port)] if self.port is not None else []
         words += ["-i", str(self.identity)] if self.identity is not None else []
@@ -73,7 +71,7 @@ def _resolve_host_name(host: Host, ssh: SshOptions) -> str:
     try:
         process = subprocess.run(
             ["ssh", "-G", *ssh.arguments(1.0), "--", host.destination],
-            capture_output=True, text=True, timeout=_RESOLVE_TIMEOUT_S, check=False, stdin=subprocess.DEVNULL,
+            capture_output=True, text=True, timeout=RESOLVE_TIMEOUT_S, check=False, stdin=subprocess.DEVNULL,
         )  # fmt: skip
     except (OSError, subprocess.TimeoutExpired):
         return host.name

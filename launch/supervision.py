@@ -13,12 +13,8 @@ import signal
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+from shardwright.launch.tuning import FAILURE_GRACE_S, KILL_GRACE_S
 from shardwright.membership import TimePassed
-
-#: Seconds from SIGTERM to SIGKILL after a failure: no process can continue without the lost one.
-FAILURE_GRACE_S = 1.0
-#: Seconds for hosts to report the killed processes.
-KILL_GRACE_S = 2.0
 
 #: Forwarded signals that do not end the job.
 FORWARDED_SIGNALS = frozenset({signal.SIGUSR1, signal.SIGUSR2})

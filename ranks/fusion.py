@@ -19,11 +19,7 @@ import numpy as np
 from shardwright.ranks import programs
 from shardwright.ranks.operations import REDUCIBLE, ReduceOp, check_bounds, divide, neutral
 from shardwright.ranks.process_sets import ProcessSet
-
-#: The most of a message.
-PIECE_BYTES = 16 << 20
-#: The same of a reduction on CPUs: what the caches and the sockets hold.
-_CPU_PIECE_BYTES = 8 << 20
+from shardwright.ranks.tuning import CPU_PIECE_BYTES, PIECE_BYTES
 
 _OPS = tuple(ReduceOp)
 _STEP = struct.Struct("<BBQ")
@@ -109,7 +105,7 @@ def reduce_flat(process_set: ProcessSet, flat: np.ndarray, op: ReduceOp, divisor
 
 def pieces(process_set: ProcessSet, length: int, itemsize: int, op: ReduceOp) -> list[tuple[int, int]]:
     """Start and length of each piece of a buffer, in elements. Adasum's dot products take the whole buffer."""
-    most = _CPU_PIECE_BYTES if process_set.device.platform == "cpu" else PIECE_BYTES
+    most = CPU_PIECE_BYTES if process_set.device.platform == "cpu" else PIECE_BYTES
     step = max(1, length) if op is ReduceOp.ADASUM else max(1, most // itemsize)
     return [(start, min(step, length - start)) for start in range(0, length, step)]
 

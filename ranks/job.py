@@ -24,6 +24,7 @@ from shardwright.ranks.joining import JoinOptions
 from shardwright.ranks.places import Place, make_place, read_place
 from shardwright.ranks.process_sets import ProcessSet
 from shardwright.ranks.stall import StallInspector
+from shardwright.ranks.tuning import DEFAULT_WARNING_S, LEAVING_PATIENCE_S
 from shardwright.xla import private
 
 _log = logging.getLogger("shardwright.ranks")
@@ -80,7 +81,7 @@ def init(
         timeout_s=timeout_s,
         heartbeat_timeout_s=heartbeat_timeout_s,
         stall_warning_s=stall.read_seconds(
-            stall_warning_s, "SHARDWRIGHT_STALL_WARNING_S", stall.DEFAULT_WARNING_S, os.environ
+            stall_warning_s, "SHARDWRIGHT_STALL_WARNING_S", DEFAULT_WARNING_S, os.environ
         ),
         stall_shutdown_s=stall.read_seconds(stall_shutdown_s, "SHARDWRIGHT_STALL_SHUTDOWN_S", 0.0, os.environ),
     )
@@ -156,7 +157,7 @@ def leave_generation() -> None:
     joined, line = _Process.job, lifeline.connect()
     line.end_collectives()
     _Process.job = None
-    with line.changing(lifeline.LEAVING_PATIENCE_S):
+    with line.changing(LEAVING_PATIENCE_S):
         if joined is not None:
             _disconnect(joined)
         clear_backends()  # type: ignore[no-untyped-call]

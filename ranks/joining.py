@@ -17,6 +17,7 @@ from shardwright.errors import LaunchError
 from shardwright.launch.meeting import Absence, Arrival, MeetingPoint, meet
 from shardwright.ranks import stall
 from shardwright.ranks.places import Place, name_host
+from shardwright.ranks.tuning import DEFAULT_WARNING_S
 from shardwright.xla import private
 
 #: Rank 0's `jax.distributed.initialize` starts a service in any case; the one that ranks met for is the one they ask.
@@ -34,7 +35,7 @@ class JoinOptions:
 
     timeout_s: float = 300.0
     heartbeat_timeout_s: float = 100.0
-    stall_warning_s: float = stall.DEFAULT_WARNING_S
+    stall_warning_s: float = DEFAULT_WARNING_S
     stall_shutdown_s: float = 0.0
 
 

@@ -22,11 +22,8 @@ from shardwright.errors import LaunchError, OptionError, RankLostError, Shardwri
 from shardwright.launch import control
 from shardwright.launch.control import ControlClient
 from shardwright.ranks import watch
+from shardwright.ranks.tuning import PATIENCE_S
 
-#: Seconds that a collective has to raise once a rank is known to be lost.
-PATIENCE_S = 2.0
-#: Seconds that leaving a lost generation may take: it is a matter of milliseconds.
-LEAVING_PATIENCE_S = 10.0
 #: Names the descriptor of a file that holds the state of the program that ran before in this process.
 CARRIED_VARIABLE = "SHARDWRIGHT_ELASTIC_CARRIED"
 

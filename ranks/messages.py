@@ -10,6 +10,7 @@ from shardwright.ranks import fusion, programs
 from shardwright.ranks.agreement import Agreement, Follow, agree
 from shardwright.ranks.operations import ReduceOp
 from shardwright.ranks.process_sets import ProcessSet
+from shardwright.ranks.tuning import PIECE_BYTES
 
 _WORD = np.dtype(np.uint32)
 
@@ -30,7 +31,7 @@ def gather_rest(process_set: ProcessSet, agreement: Agreement, message: np.ndarr
     if agreement.all_fit():
         return [agreement.message(place) for place in places]
     longest = max(agreement.lengths)
-    step = min(programs.power_of_two(_words(longest)) * _WORD.itemsize, fusion.PIECE_BYTES)
+    step = min(programs.power_of_two(_words(longest)) * _WORD.itemsize, PIECE_BYTES)
     parts: list[list[np.ndarray]] = [[] for _ in places]
     for start in range(0, longest, step):
         words = _as_words(message[start : start + step], step)
@@ -67,7 +68,7 @@ def exchange(process_set: ProcessSet, call: str, blocks: Sequence[np.ndarray]) -
     rows, _ = gather(process_set, f"{call} lengths", lengths.view(np.uint8))
     table = np.stack([row.copy().view(np.int64) for row in rows])
     longest = int(table.max())
-    step = min(programs.power_of_two(_words(longest)) * _WORD.itemsize, max(4096, fusion.PIECE_BYTES // size // 4 * 4))
+    step = min(programs.power_of_two(_words(longest)) * _WORD.itemsize, max(4096, PIECE_BYTES // size // 4 * 4))
     parts: list[list[np.ndarray]] = [[] for _ in range(size)]
     for start in range(0, longest, step):
         words = np.stack([_as_words(block[start : start + step], step) for block in blocks])

@@ -11,10 +11,10 @@ from dataclasses import replace
 from shardwright.clusters.cluster import join_address
 from shardwright.errors import OptionError
 from shardwright.ranks.places import JOB_PORTS, Place, read_number
+from shardwright.ranks.tuning import MAX_HOSTS
 
 #: Steps of Slurm's own have numbers from here on: the script of `sbatch`, the shell of `salloc`.
 _FIRST_SPECIAL_STEP = 0xFFFFFFF0
-_MAX_HOSTS = 1 << 20
 
 _log = logging.getLogger("shardwright.ranks")
 
@@ -126,7 +126,7 @@ def expand_hosts(text: str) -> list[str]:
     hosts: list[str] = []
     for item in re.findall(r"(?:[^,\[\]]|\[[^\[\]]*\])+", text.strip()):
         parts = [list(_expand_range(part)) for part in re.split(r"(\[[^\]]*\])", item) if part]
-        hosts += itertools.islice(map("".join, itertools.product(*parts)), _MAX_HOSTS)
+        hosts += itertools.islice(map("".join, itertools.product(*parts)), MAX_HOSTS)
     return hosts
 
 
@@ -141,5 +141,5 @@ def _expand_range(part: str) -> Iterator[str]:
             remedy = "Slurm sets it: node[1-4,7]"
             raise OptionError(f"{item!r} is no range of hosts", where="SLURM_STEP_NODELIST", remedy=remedy)
         first, last = int(match[1]), int(match[2] or match[1])
-        for number in range(first, min(last, first + _MAX_HOSTS) + 1):
+        for number in range(first, min(last, first + MAX_HOSTS) + 1):
             yield f"{number:0{len(match[1])}d}"

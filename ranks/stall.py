@@ -21,7 +21,6 @@ from shardwright.ranks import lifeline, watch
 from shardwright.ranks.watch import Position, name_call
 from shardwright.xla import private
 
-DEFAULT_WARNING_S = 60.0
 _KEYS = "shardwright/collectives/"
 #: Exit code of a rank that waited for too long.
 _EXIT_CODE = 1

@@ -23,9 +23,9 @@ from typing import Any
 from shardwright.errors import CollectiveError, OptionError, ShardwrightError
 from shardwright.ranks import job, process_exit, watch
 from shardwright.ranks.objects import allgather_object
+from shardwright.ranks.tuning import CLOCK_ROUNDS
 from shardwright.ranks.watch import Position
 
-_ROUNDS = 9
 VARIABLE = "SHARDWRIGHT_TIMELINE"
 
 #: One event: name, rank, start and end in seconds of rank 0's clock, what is known besides.
@@ -132,7 +132,7 @@ def _stop() -> _Timeline | None:
 def _clock_offset_s() -> float:
     """What this rank's clock is ahead of rank 0's."""
     ends: list[float] = []
-    for _ in range(_ROUNDS):
+    for _ in range(CLOCK_ROUNDS):
         allgather_object(None, name="timeline: clocks")
         ends.append(time.monotonic())
     clocks = allgather_object((_boot(), ends), name="timeline: clocks")

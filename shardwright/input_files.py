@@ -12,16 +12,7 @@ import select
 import stat
 import time
 
-#: A cluster file of 10,000 nodes has some 2 MB.
-MOST_BYTES = 16 * 2**20
-WAIT_S = 1.0
-
-#: Programs and plans: the text of the largest models, and what writes them into a pipe takes its time.
-MOST_PROGRAM_BYTES = 4 * 2**30
-PROGRAM_WAIT_S = 60.0
-
-_CHUNK_BYTES = 2**20
-_POLL_S = 0.01
+from shardwright.tuning import INPUT_CHUNK_BYTES, INPUT_POLL_S, MOST_BYTES, WAIT_S
 
 
 def read_input(path: str | os.PathLike[str], *, most_bytes: int = MOST_BYTES, wait_s: float = WAIT_S) -> bytes:
@@ -69,11 +60,11 @@ def _read_stream(descriptor: int, path: str | os.PathLike[str], most_bytes: int,
         left_s = deadline_s - time.monotonic()
         if left_s <= 0 or not select.select([descriptor], [], [], left_s)[0]:
             raise OSError(errno.ETIMEDOUT, f"it does not end within {wait_s:g} s", os.fspath(path))
-        chunk = os.read(descriptor, _CHUNK_BYTES)
+        chunk = os.read(descriptor, INPUT_CHUNK_BYTES)
         if chunk:
             data += chunk
         elif data or not stat.S_ISFIFO(os.fstat(descriptor).st_mode):
             break
         else:
-            time.sleep(_POLL_S)  # no writer yet
+            time.sleep(INPUT_POLL_S)  # no writer yet
     return bytes(data)

@@ -21,6 +21,8 @@ from datetime import UTC, datetime
 from types import MappingProxyType
 from typing import Any, BinaryIO, Literal
 
+from shardwright.tuning import LAST_LINES, RAW_LINE_BYTES
+
 LEVELS = ("debug", "info", "warning", "error", "critical")
 LogFormat = Literal["text", "json"]
 
@@ -32,10 +34,6 @@ SESSION_DIGITS, PLAN_DIGITS = 8, 12
 
 #: What a line of a child's standard error begins with, if the child wrote it as a line of its log; others are XLA's.
 CHILD_MARK = "\x01shardwright "
-#: What is kept of a line that a child printed: XLA prints whole modules in one.
-RAW_LINE_BYTES = 4000
-#: Lines that are kept of what a child prints, for the case that it dies.
-_LAST_LINES = 100
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -174,7 +172,7 @@ class ChildOutput:
         self._logger = logger
         self._process = process
         self._node = node
-        self._last: deque[str] = deque(maxlen=_LAST_LINES)
+        self._last: deque[str] = deque(maxlen=LAST_LINES)
 
     def take(self, text: str) -> None:
         """Take in one line, without its end."""

@@ -17,6 +17,7 @@ from shardwright.interrupts import first_interrupt
 from shardwright.options.plan_options import MEASURED
 from shardwright.options.user_options import UserOptions, show_options
 from shardwright.progress import BestSoFar
+from shardwright.tuning import MOST_INTERRUPTED
 from shardwright.user_plans import PipelinePlan, Plan, to_user_plan
 
 if TYPE_CHECKING:
@@ -28,8 +29,6 @@ if TYPE_CHECKING:
     from shardwright.plans import plan as planned
     from shardwright.xla.formats import ProgramSource
 
-#: Plans of searches that were interrupted, which the same call returns: so many, at most.
-_MOST_INTERRUPTED = 8
 _interrupted: dict[str, Plan | PipelinePlan] = {}
 
 _log = logging.getLogger("shardwright")
@@ -105,7 +104,7 @@ def plan_fastest(
     plan, was_interrupted = plan_until_interrupted(hlo_text, cluster, options, builder, cache=cache, progress=progress)
     if was_interrupted:
         _interrupted[key] = plan
-        for oldest in list(_interrupted)[:-_MOST_INTERRUPTED]:
+        for oldest in list(_interrupted)[:-MOST_INTERRUPTED]:
             del _interrupted[oldest]
         raise KeyboardInterrupt("planning was interrupted; the same call again returns the best plan so far")
     return plan

@@ -6,6 +6,7 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 
+from shardwright.tuning import PROGRESS_INTERVAL_S
 from shardwright.units import format_seconds
 
 
@@ -56,7 +57,7 @@ class ProgressThrottle:
         self,
         listener: Callable[[PlanProgress], None],
         *,
-        interval_s: float = 0.05,
+        interval_s: float = PROGRESS_INTERVAL_S,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._listener = listener

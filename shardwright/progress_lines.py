@@ -14,6 +14,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any, TextIO
 
 from shardwright.progress import PlanProgress
+from shardwright.tuning import EVERY_S, SHOW_AFTER_S
 from shardwright.units import format_seconds
 
 if TYPE_CHECKING:
@@ -21,9 +22,6 @@ if TYPE_CHECKING:
 
 #: Set to `off`, it silences them.
 VARIABLE = "SHARDWRIGHT_PROGRESS"
-#: Until what goes on is shown, and between two lines of a log.
-SHOW_AFTER_S = 2.0
-EVERY_S = 10.0
 
 
 def is_silenced() -> bool:

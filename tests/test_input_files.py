@@ -19,9 +19,10 @@ from shardwright.clusters.cluster import Cluster
 from shardwright.clusters.resource_spec import resource_spec
 from shardwright.cost.profiles import hardware_profile
 from shardwright.errors import ShardwrightError
-from shardwright.input_files import MOST_BYTES, read_input
+from shardwright.input_files import read_input
 from shardwright.launch.hosts import read_hosts_file
 from shardwright.launch.settings import read_settings
+from shardwright.tuning import MOST_BYTES
 
 READERS: dict[str, Callable[[Path], Any]] = {
     "cluster file": Cluster.load,

@@ -39,6 +39,7 @@ from shardwright.server.master.sessions import Session, unknown_session
 from shardwright.server.master.shell import Master, OutgoingStream
 from shardwright.server.tuning import PROGRESS_S
 from shardwright.server.versions import jax_version, shardwright_version
+from shardwright.tuning import CHUNK_BYTES
 
 Context = Any  # grpc.aio.ServicerContext: generic in ways that its stubs do not agree on
 
@@ -108,7 +109,7 @@ class MasterService(master_pb2_grpc.MasterServicer):
             cluster_name=cluster.name,
             platform=cluster.platform,
             nodes=self._nodes(),
-            chunk_bytes=wire.CHUNK_BYTES,
+            chunk_bytes=CHUNK_BYTES,
             max_pending_steps=limits.pending_steps,
             grace_s=limits.grace_s,
             read_back_bytes=limits.read_back_bytes,

@@ -40,6 +40,7 @@ from shardwright.server.runtime.relayout import Relayout, StoredSection
 from shardwright.server.runtime.resharding import RowSection
 from shardwright.server.security import Protection
 from shardwright.server.tuning import COPIES, DAEMON_TIMEOUT_S, DAEMON_TRANSFER_TIMEOUT_S
+from shardwright.tuning import CHUNK_BYTES
 from shardwright.xla.jax_shardings import mesh_devices
 
 _log = logging.getLogger("shardwright.server")
@@ -270,7 +271,7 @@ class _DaemonClient:
             first = worker_pb2.PutPartsRequest(session_id=session_id, arrays=parts_of(keys))
             yield ChunkedMessage(message=first)
             rest = worker_pb2.PutPartsRequest(session_id=session_id)
-            for pieces in cut_chunks(map(_bytes_of, contents), wire.CHUNK_BYTES):
+            for pieces in cut_chunks(map(_bytes_of, contents), CHUNK_BYTES):
                 yield ChunkedMessage(message=rest, pieces=pieces)
 
         self._ask(lambda: call(requests(), timeout=DAEMON_TRANSFER_TIMEOUT_S, metadata=self._metadata))

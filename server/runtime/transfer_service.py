@@ -21,6 +21,7 @@ from shardwright.server.runtime.arrays import ArrayStore, StoredArray, shard_to_
 from shardwright.server.runtime.incoming_arrays import IncomingArray
 from shardwright.server.runtime.uploads import Upload, Uploads
 from shardwright.server.tuning import DEFAULT_WAIT_S
+from shardwright.tuning import CHUNK_BYTES
 
 #: (session, (array id, its layout) of each): all shards of this node are there.
 Arrived = Callable[[str, list[tuple[int, Layout]]], None]
@@ -213,7 +214,7 @@ class TransferService:
     ) -> Iterator[ChunkedMessage[master_pb2.FetchArraysReply]]:
         """Messages of equal size, whatever the sizes of the arrays."""
         unread: list[master_pb2.UnreadArray] = []
-        for pieces in cut_chunks(self._contents(request, unread), wire.CHUNK_BYTES):
+        for pieces in cut_chunks(self._contents(request, unread), CHUNK_BYTES):
             yield ChunkedMessage(message=master_pb2.FetchArraysReply(unread=unread), pieces=pieces)
             unread.clear()
         yield ChunkedMessage(message=master_pb2.FetchArraysReply(unread=unread))

@@ -24,6 +24,7 @@ from shardwright.server.handlers import abort
 from shardwright.server.security import Protection
 from shardwright.server.tuning import SNAPSHOT_THREADS
 from shardwright.server.worker.snapshot_store import PartKey, SnapshotStore
+from shardwright.tuning import CHUNK_BYTES
 
 
 class SnapshotServer:
@@ -118,7 +119,7 @@ class SnapshotServer:
     ) -> Iterator[ChunkedMessage[worker_pb2.FetchPartsReply]]:
         contents = (self._store.get(request.session_id, key).data for key in keys_of(request.arrays))
         try:
-            for pieces in cut_chunks(contents, wire.CHUNK_BYTES):
+            for pieces in cut_chunks(contents, CHUNK_BYTES):
                 yield ChunkedMessage(message=worker_pb2.FetchPartsReply(), pieces=pieces)
         except Exception as caught:
             abort(context, wire.to_shardwright_error(caught))

@@ -17,19 +17,12 @@ from pathlib import Path
 
 from shardwright.cli.options import add_cluster_option, cluster_of
 from shardwright.cli.output import EXIT_OK, EXIT_UNHEALTHY, add_command, print_json
+from shardwright.cli.tuning import COMFORTABLE_MEMORY_BYTES, CONNECT_DEADLINE_S, DEVICES_DEADLINE_S, STATUS_DEADLINE_S
 from shardwright.clusters.cluster import Cluster, ClusterNode
 from shardwright.errors import ShardwrightError
 
-#: Longest wait for JAX to name its devices: an accelerator's driver may hang.
-_DEVICES_DEADLINE_S = 60.0
-_CONNECT_DEADLINE_S = 2.0
-_STATUS_DEADLINE_S = 5.0
-
 #: Extras of pyproject.toml that bring a framework, by whose users they are for.
 _FRAMEWORKS = {"keras": "Keras", "tensorflow": "TensorFlow", "torch": "PyTorch"}
-
-#: An eight-device GPT-2 quickstart uses about this much.
-_COMFORTABLE_MEMORY_BYTES = 4 * 2**30
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -181,10 +174,10 @@ def _devices() -> Iterator[Finding]:
     remedy = "set JAX_PLATFORMS=cpu, or see docs.jax.dev for your accelerator's jax package"
     try:
         child = subprocess.run(
-            [sys.executable, "-c", code], capture_output=True, text=True, timeout=_DEVICES_DEADLINE_S, check=False
+            [sys.executable, "-c", code], capture_output=True, text=True, timeout=DEVICES_DEADLINE_S, check=False
         )
     except subprocess.TimeoutExpired:
-        detail = f"JAX did not answer within {_DEVICES_DEADLINE_S:.0f} s"
+        detail = f"JAX did not answer within {DEVICES_DEADLINE_S:.0f} s"
         yield Finding(name="devices", ok=False, detail=detail, remedy=remedy)
         return
     if child.returncode:
@@ -203,7 +196,7 @@ def _memory() -> Iterator[Finding]:
 
     memory = psutil.virtual_memory()
     detail = f"{memory.available / 2**30:.1f} of {memory.total / 2**30:.1f} GiB free, {os.cpu_count()} CPU cores"
-    ok = memory.available >= _COMFORTABLE_MEMORY_BYTES
+    ok = memory.available >= COMFORTABLE_MEMORY_BYTES
     yield Finding(name="memory", ok=ok, detail=detail, remedy="" if ok else "free some: the quickstart wants 4 GiB")
 
 
@@ -233,7 +226,7 @@ def _master(cluster: Cluster) -> Finding:
     with dialer.dial(cluster.master.address) as channel:
         stub = master_pb2_grpc.MasterStub(channel)  # type: ignore[no-untyped-call]
         try:
-            status = stub.Status(master_pb2.StatusRequest(), timeout=_STATUS_DEADLINE_S, metadata=dialer.metadata)
+            status = stub.Status(master_pb2.StatusRequest(), timeout=STATUS_DEADLINE_S, metadata=dialer.metadata)
         except grpc.RpcError as error:
             detail = f"something listens, but not as the file says: {error.code().name} {error.details()}"
             return Finding(name=name, ok=False, detail=detail, remedy="free the port, or use the server's own file")
@@ -246,7 +239,7 @@ def _master(cluster: Cluster) -> Finding:
 
 def _answers(node: ClusterNode) -> bool:
     try:
-        with socket.create_connection((node.ip, node.port), timeout=_CONNECT_DEADLINE_S):
+        with socket.create_connection((node.ip, node.port), timeout=CONNECT_DEADLINE_S):
             return True
     except OSError:
         return False

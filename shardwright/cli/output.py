@@ -13,7 +13,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from shardwright.errors import HloSyntaxError, OptionError, PlanError, ShardwrightError, UnsupportedProgramError
-from shardwright.input_files import MOST_PROGRAM_BYTES, PROGRAM_WAIT_S, read_input, read_input_text
+from shardwright.input_files import read_input, read_input_text
+from shardwright.tuning import MOST_PROGRAM_BYTES, PROGRAM_WAIT_S
 
 if TYPE_CHECKING:
     from shardwright.user_plans import PipelinePlan, Plan

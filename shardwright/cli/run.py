@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from shardwright.cli.output import add_command, note, print_error
+from shardwright.cli.tuning import SERVERS_END_S
 from shardwright.errors import OptionError
 
 if TYPE_CHECKING:
@@ -16,9 +17,6 @@ if TYPE_CHECKING:
     from shardwright.launch.job import Job
     from shardwright.launch.launcher import RunOptions
     from shardwright.launch.settings import RunSettings
-
-#: Seconds that servers may take to end once they have drained.
-_END_S = 5.0
 
 _EPILOG = """
 The exit code is that of the first process that failed, 128 + n for signal n.
@@ -183,10 +181,11 @@ def _environment(settings: RunSettings) -> dict[str, str]:
 
 
 def _run_elastic(settings: RunSettings, *, dry_run: bool) -> int:
-    from shardwright.launch.discovery import FILE_INTERVAL_S, INTERVAL_S, file_source, fixed_source, script_source
+    from shardwright.launch.discovery import file_source, fixed_source, script_source
     from shardwright.launch.elastic_launcher import ElasticOptions, elastic_failure, run_elastic
     from shardwright.launch.hosts import Host
     from shardwright.launch.job import mask_secret
+    from shardwright.launch.tuning import FILE_INTERVAL_S, INTERVAL_S
     from shardwright.membership import Limits
 
     command = _command(settings)
@@ -254,7 +253,7 @@ def _run_servers(path: Path, options: list[str], settings: RunSettings, *, dry_r
     from shardwright.server.options import check_server_options
 
     limits = check_server_options(options, "shardwright run --servers CLUSTER --")
-    settings = replace(settings, grace_s=max(settings.grace_s, limits.drain_s + _END_S))
+    settings = replace(settings, grace_s=max(settings.grace_s, limits.drain_s + SERVERS_END_S))
     job = server_job(path, settings.environment, options)
     return _show(job, settings) if dry_run else _run(job, settings)
 

@@ -7,13 +7,11 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
+from shardwright.cli.tuning import DEADLINE_S
 from shardwright.errors import OptionError
 
 if TYPE_CHECKING:
     import grpc
-
-#: Seconds that a call may take.
-DEADLINE_S = 10.0
 
 
 def add_address(parser: argparse.ArgumentParser, *, is_required: bool = False) -> None:

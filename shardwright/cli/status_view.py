@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+from shardwright.cli.tuning import SILENCE_S
 from shardwright.units import format_bytes, format_percent
 
 if TYPE_CHECKING:
@@ -18,8 +19,6 @@ _STYLES = {"ready": "green", "waiting": "yellow", "starting": "yellow", "drainin
 _TEXTS = ("session", "state", "client")
 #: Letters of a session's name in a table.
 _NAME_LETTERS = 12
-#: Seconds of silence from which a process is shown to be silent.
-_SILENCE_S = 5.0
 
 
 def as_dict(reply: master_pb2.StatusReply) -> dict[str, Any]:
@@ -194,7 +193,7 @@ def _node_details(reply: master_pb2.StatusReply) -> list[RenderableType]:
     details = []
     for each in reply.nodes:
         silent_s = max(each.daemon_silent_s, each.executor_silent_s)
-        text = each.detail or (f"silent for {silent_s:.0f} s" if silent_s > _SILENCE_S else "")
+        text = each.detail or (f"silent for {silent_s:.0f} s" if silent_s > SILENCE_S else "")
         if text:
             details.append(Text(f"node {each.node.index}: {text}", style="yellow"))
     return [*details]

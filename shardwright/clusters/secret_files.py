@@ -12,9 +12,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from shardwright.input_files import open_input, read_descriptor
-
-#: What a program that hands a secret out through a pipe may take: it asks a server, as a rule.
-PIPE_WAIT_S = 30.0
+from shardwright.tuning import PIPE_WAIT_S
 
 #: Mode bits of the group and of others.
 _OTHERS = stat.S_IRWXG | stat.S_IRWXO

@@ -12,16 +12,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from shardwright.cost.passes import Pass, read_passes
+from shardwright.cost.tuning import SMALL_BYTES
 from shardwright.errors import InternalError, OptionError
 from shardwright.input_files import read_input_text
 from shardwright.options.plan_options import PlanOptions
 
 if TYPE_CHECKING:
     from shardwright.clusters.cluster import Cluster
-
-#: Bytes of temporaries under `Compiler.small_temporaries_margin`: plans not covered by `temporaries_margin` have 3 and
-#: 15 MB (docs/benchmarks/memory.md).
-SMALL_BYTES = 32 << 20
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -36,10 +36,8 @@ from shardwright.plans.plan_json.reading import TEXT_LIMIT_BYTES
 from shardwright.plans.shardings import Mesh, MeshAxis, TensorSharding
 from shardwright.progress import PlanProgress
 from shardwright.proto.v1 import common_pb2, master_pb2, worker_pb2
+from shardwright.tuning import CHUNK_BYTES
 from shardwright.xla.compiled import CompiledProgram, ObservedCollective
-
-#: Preferred size of one stream message; gRPC's default limit is 4 MiB.
-CHUNK_BYTES = 1 << 20
 
 #: Of one array; what is done for each of them takes moments.
 MAX_DEVICES = 1 << 16

@@ -29,13 +29,7 @@ from shardwright.hlo import parse
 from shardwright.hlo.replica_groups import parse_replica_groups
 from shardwright.plans.plan import Plan, PlannedCollective
 from shardwright.plans.shardings import Mesh
-
-#: Part of the bytes by which prediction and program may differ.
-TOLERANCE = 0.02
-
-#: Payload that is not worth a line of the plan, all executions of a step together: reductions of scalars. What a loop
-#: runs again and again soon is, for its bytes as for what each execution waits.
-SMALL_BYTES = 256
+from shardwright.tuning import PROOF_TOLERANCE, SMALL_PAYLOAD_BYTES
 
 Status = Literal["agrees", "differs", "other devices", "not in the plan", "not in the program"]
 
@@ -118,7 +112,7 @@ class ProofLine:
     @property
     def is_small(self) -> bool:
         """Whether nothing of it is worth a line of the plan."""
-        return self.payload_bytes * max(self.predicted_count, self.observed_count) <= SMALL_BYTES
+        return self.payload_bytes * max(self.predicted_count, self.observed_count) <= SMALL_PAYLOAD_BYTES
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -195,7 +189,7 @@ def prove(
     plan: Plan,
     observed: Iterable[Observed],
     *,
-    tolerance: float = TOLERANCE,
+    tolerance: float = PROOF_TOLERANCE,
     on: str = "",
     memory: ProvenMemory | None = None,
 ) -> Proof:

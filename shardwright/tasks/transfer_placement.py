@@ -11,6 +11,8 @@ from collections import defaultdict
 from collections.abc import Sequence
 from typing import NamedTuple
 
+from shardwright.tuning import GROUPS_AHEAD
+
 
 class Slot(NamedTuple):
     """A place in a stage's computing: group first, program in the group second."""
@@ -35,10 +37,6 @@ class TransferPlacement(NamedTuple):
     sends: dict[Slot, list[int]]
 
 
-#: How many groups of programs ahead of its reader a receive is posted.
-AHEAD = 1
-
-
 def place_transfers(routes: Sequence[Route], stages: int) -> tuple[TransferPlacement, ...]:
     """Places of each route's send and receive, per stage."""
     woven = tuple(TransferPlacement(defaultdict(list), defaultdict(list)) for _ in range(stages))
@@ -52,7 +50,7 @@ def place_transfers(routes: Sequence[Route], stages: int) -> tuple[TransferPlace
         posts = []
         for number in reversed(numbers):
             post = min(post, routes[number].read.group)
-            posts.append((max(post - AHEAD, 0), number))
+            posts.append((max(post - GROUPS_AHEAD, 0), number))
         for group, number in reversed(posts):
             woven[target].receives[group].append(number)
     return woven

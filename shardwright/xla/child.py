@@ -21,10 +21,8 @@ from shardwright.log_lines import ChildOutput, ChildOutputReader, current
 from shardwright.processes import describe_exit
 from shardwright.xla.compilers import CompilerInFolder
 from shardwright.xla.messages import Header, read_message, write_message
+from shardwright.xla.tuning import CHILD_START_TIMEOUT_S, LAST_WORDS_S
 
-_START_TIMEOUT_S = 120.0
-#: Seconds that reading what a dead child printed may take.
-_LAST_WORDS_S = 1.0
 _DEVICE_COUNT_FLAG = "--xla_force_host_platform_device_count"
 
 _log = logging.getLogger("shardwright.xla")
@@ -68,7 +66,7 @@ class CompileChild:
         self._buffer = bytearray()
         self._is_ended = False
         try:
-            self._read(time.monotonic() + _START_TIMEOUT_S)
+            self._read(time.monotonic() + CHILD_START_TIMEOUT_S)
         except BaseException as error:
             self.end()
             if isinstance(error, ChildKilledError) or not isinstance(error, CompilationAbortedError):
@@ -141,7 +139,7 @@ class CompileChild:
         )
 
     def _last_lines(self) -> str:
-        self._reader.join(_LAST_WORDS_S)
+        self._reader.join(LAST_WORDS_S)
         lines = self._output.last_lines
         # XLA prints its reason first and a stack trace after it, in lines that begin with @ or PC.
         reason_lines = [line for line in lines if line.strip() and not line.lstrip().startswith(("@", "PC:", "***"))]

@@ -20,6 +20,7 @@ from shardwright.xla.compiled import CompiledMemory, CompiledProgram, refusal
 from shardwright.xla.emit import emit_stablehlo
 from shardwright.xla.inspect import find_collectives
 from shardwright.xla.jax_shardings import require_shardings
+from shardwright.xla.tuning import DUMP_POLL_S
 
 #: Passes whose input or output is worth reading: the partitioner's result, and the program just before XLA:CPU merges
 #: all its all-reduces into one (which GPU and TPU do not).
@@ -29,7 +30,6 @@ _PARTITIONED = "*after_spmd-partitioning*.txt"
 #: For devices that are not here: the same of XLA:GPU and the TPU compiler, ahead of the first of their combiners.
 _DUMPED_PASSES_ELSEWHERE = ".*all-gather-combiner"
 _BEFORE_COMBINER_ELSEWHERE = "*before_*all-gather-combiner*.txt"
-_POLL_S = 0.05
 
 
 def compile_planned(hlo_text: str, plan: Plan, *, want_executable: bool) -> CompiledProgram:
@@ -125,7 +125,7 @@ def _partition_text(stablehlo: str, devices: list[Any], folder: str) -> str:
         # The dump is written in one go; its last line closes the last computation.
         if text is not None and text.rstrip().endswith("}"):
             return text
-        thread.join(_POLL_S)
+        thread.join(DUMP_POLL_S)
     if failures:
         raise failures[0]
     text = _newest(folder, _PARTITIONED)

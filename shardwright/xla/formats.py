@@ -28,14 +28,14 @@ from shardwright.errors import (
     UnsupportedProgramError,
 )
 from shardwright.hlo.shape_text import FIXED_SIZES
-from shardwright.input_files import MOST_PROGRAM_BYTES, PROGRAM_WAIT_S, read_input
+from shardwright.input_files import read_input
 from shardwright.processes import describe_exit
+from shardwright.tuning import MOST_PROGRAM_BYTES, PROGRAM_WAIT_S
+from shardwright.xla.tuning import READER_TIMEOUT_S
 
 #: A program: HLO or StableHLO text, the bytes of any format, or the path of a file (a `str` is text).
 ProgramSource = str | bytes | PathLike[str]
 
-#: Longest wait for XLA's reader; a program of 50,000 instructions takes seconds.
-_TIMEOUT_S = 600.0
 #: Exit codes of the child: XLA refuses the program; what is exported is no program with fixed sizes for one platform.
 _REFUSED, _UNSUPPORTED = 3, 4
 #: The most characters of XLA's objection that an error repeats.
@@ -184,13 +184,14 @@ def _convert(kind: _Kind, data: bytes, path: str) -> str:
             [sys.executable, "-m", "shardwright.xla.formats", kind.name],
             input=data,
             capture_output=True,
-            timeout=_TIMEOUT_S,
+            timeout=READER_TIMEOUT_S,
             env={**os.environ, "JAX_PLATFORMS": "cpu"},
             check=False,
         )
     except subprocess.TimeoutExpired:
         raise DeadlineError(
-            f"XLA did not read {kind} within {_TIMEOUT_S:.0f} s", remedy="check that the file is whole; pass HLO text"
+            f"XLA did not read {kind} within {READER_TIMEOUT_S:.0f} s",
+            remedy="check that the file is whole; pass HLO text",
         ) from None
     if child.returncode == _REFUSED:
         objection = child.stdout.decode(errors="replace").strip()

@@ -12,6 +12,7 @@ from collections.abc import Callable
 
 from shardwright.hlo import Instruction
 from shardwright.xla.reduce_scatter import Users, sources
+from shardwright.xla.tuning import OFFSET_DEPTH
 
 #: One value per device, or None where the expression is not understood.
 PerDevice = list[int] | None
@@ -28,15 +29,12 @@ _ARITHMETIC: dict[str, Callable[[int, int], int]] = {
 }
 _INTEGER = re.compile(r"-?\d+")
 
-#: Operations to follow before giving up on an offset.
-_DEPTH = 60
-
 
 def slice_offsets(dynamic_slice: Instruction, device_count: int, users: Users) -> list[tuple[int, ...]] | None:
     """Per device, the offsets of a dynamic-slice in elements; None if they depend on more than the device."""
     columns = []
     for index in dynamic_slice.operands[1:]:
-        column = _evaluate(index, device_count, users, _DEPTH)
+        column = _evaluate(index, device_count, users, OFFSET_DEPTH)
         if column is None:
             return None
         columns.append(column)

@@ -19,6 +19,7 @@ from math import gcd
 from typing import Any
 
 from shardwright.errors import CompilationError, HloSyntaxError, PlatformError, UnsupportedProgramError
+from shardwright.xla.tuning import SHUTDOWN_PATIENCE_S
 
 #: module → names that the functions below take from it; `Class.method` for methods.
 PRIVATE_NAMES: dict[str, tuple[str, ...]] = {
@@ -465,9 +466,6 @@ def put_part(part: Any, array_type: Any, sharding: Any, device: Any) -> Any:
 
 
 # ---- jax.distributed ----------------------------------------------------------
-#: How long a process that has ended waits for the others to end, which may train or save for hours yet: ten days.
-#: After jaxlib's five minutes both would be killed.
-_PATIENCE_S = 864_000
 
 
 def start_coordination_service(address: str, size: int, *, recoverable: bool = False) -> Any:
@@ -481,7 +479,7 @@ def start_coordination_service(address: str, size: int, *, recoverable: bool = F
     os.environ[level] = before or "3"
     try:
         return _module("jaxlib._jax").get_distributed_runtime_service(
-            address, size, recoverable=recoverable, shutdown_timeout=_PATIENCE_S
+            address, size, recoverable=recoverable, shutdown_timeout=SHUTDOWN_PATIENCE_S
         )
     finally:
         if before is None:

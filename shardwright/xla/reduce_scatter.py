@@ -11,11 +11,9 @@ was split by the first.
 from __future__ import annotations
 
 from shardwright.hlo import Computation, Instruction, Module
+from shardwright.xla.tuning import OFFSET_LIMIT
 
 _PASSING = frozenset({"bitcast", "reshape", "copy", "convert", "transpose", "get-tuple-element"})
-
-#: Instructions to look at before giving up on a slice's offset.
-_OFFSET_LIMIT = 200
 
 
 class Users:
@@ -89,7 +87,7 @@ def _slices(value: Instruction, user: Instruction, users: Users) -> list[Instruc
 def _depends_on_partition(offset: Instruction, users: Users) -> bool:
     """Whether a value is computed from `partition-id`."""
     pending, seen = [offset], {offset}
-    while pending and len(seen) < _OFFSET_LIMIT:
+    while pending and len(seen) < OFFSET_LIMIT:
         value = pending.pop()
         if value.opcode == "partition-id":
             return True

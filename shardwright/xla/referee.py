@@ -10,12 +10,13 @@ import subprocess
 import sys
 
 from shardwright.errors import ShardwrightError
+from shardwright.xla.tuning import REFEREE_TIMEOUT_S
 
 #: Exit code of the child where XLA refuses the program.
 _REFUSED = 3
 
 
-def refusal_of(hlo_text: str, *, timeout_s: float = 60.0) -> str | None:
+def refusal_of(hlo_text: str, *, timeout_s: float = REFEREE_TIMEOUT_S) -> str | None:
     """XLA's objection to a program text; None if it is valid, or if XLA does not answer in time."""
     try:
         child = subprocess.run(

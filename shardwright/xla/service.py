@@ -28,6 +28,7 @@ from shardwright.xla.child import ChildKilledError, CompileChild
 from shardwright.xla.compiled import CompiledMemory, CompiledProgram, ObservedCollective
 from shardwright.xla.compilers import CompilerInFolder
 from shardwright.xla.messages import Header
+from shardwright.xla.tuning import BYTES_OF_ANY, BYTES_OF_SQUARE_MB, BYTES_WORTH_A_CHILD, SLOT_LOOK_S
 
 _log = logging.getLogger("shardwright.xla")
 
@@ -36,15 +37,6 @@ R = TypeVar("R")
 
 #: What a compilation reads of the program: the finished one, or what the partitioner left.
 Inspect = Literal["compiled", "partition-pass"]
-
-#: Bytes that a child takes for the smallest program, …
-_BYTES_OF_ANY = 400 << 20
-#: … and for a megabyte of StableHLO, by the square of them: GPT-2 of 12, 24 and 48 layers takes 0.7, 2.3 and 12.5 GB.
-_BYTES_OF_SQUARE_MB = 1 << 30
-#: Seconds between two looks at whether a compilation that waits for a child is still wanted.
-_SLOT_LOOK_S = 0.5
-#: Bytes of text for which another child is worth its start, 1.6 s of CPU.
-_BYTES_WORTH_A_CHILD = 200_000
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -303,7 +295,7 @@ class CompileService:
     def _acquire_slot(self, until: float | None, cancellation: Cancellation) -> None:
         while True:
             cancellation.check()
-            left_s = _SLOT_LOOK_S if until is None else max(min(until - time.monotonic(), _SLOT_LOOK_S), 0.0)
+            left_s = SLOT_LOOK_S if until is None else max(min(until - time.monotonic(), SLOT_LOOK_S), 0.0)
             if self._slots.acquire(timeout=left_s):
                 return
             if until is not None and time.monotonic() >= until:
@@ -352,9 +344,9 @@ def _name_job_in_errors(job: CompileJob) -> Iterator[None]:
 
 def _count_at_once(sizes: Sequence[int], most: int, available_bytes: int) -> int:
     """How many of these programs (bytes of text) to compile at a time, at least one; in half of the memory left."""
-    most = min(most, sum(sizes) // _BYTES_WORTH_A_CHILD)
+    most = min(most, sum(sizes) // BYTES_WORTH_A_CHILD)
     sizes = sorted(sizes, reverse=True)
-    needs = [_BYTES_OF_ANY + int((size / (1 << 20)) ** 2 * _BYTES_OF_SQUARE_MB) for size in sizes[:most]]
+    needs = [BYTES_OF_ANY + int((size / (1 << 20)) ** 2 * BYTES_OF_SQUARE_MB) for size in sizes[:most]]
     return max((count for count in range(1, len(needs) + 1) if 2 * sum(needs[:count]) <= available_bytes), default=1)
 
 

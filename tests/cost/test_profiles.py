@@ -13,7 +13,8 @@ import pytest
 from shardwright.clusters.cluster import Cluster, ClusterNode
 from shardwright.cost import hardware_profile, list_profiles
 from shardwright.cost.passes import PASSES
-from shardwright.cost.profiles import SMALL_BYTES, memory_cap_note, memory_limit_bytes
+from shardwright.cost.profiles import memory_cap_note, memory_limit_bytes
+from shardwright.cost.tuning import SMALL_BYTES
 from shardwright.errors import OptionError
 from shardwright.options.plan_options import PlanOptions
 

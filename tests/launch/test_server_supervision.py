@@ -8,7 +8,7 @@ from signal import SIGINT, SIGKILL, SIGTERM
 
 import pytest
 
-from shardwright.launch.server_supervision import LAST_PAUSE_S, ServerSupervisor
+from shardwright.launch.server_supervision import ServerSupervisor
 from shardwright.launch.supervision import (
     Action,
     CloseNode,
@@ -23,6 +23,7 @@ from shardwright.launch.supervision import (
     SignalReceived,
     StartProcesses,
 )
+from shardwright.launch.tuning import LAST_PAUSE_S
 from shardwright.membership import TimePassed
 
 HOSTS = {0: "a", 1: "b", 2: "b"}

@@ -10,8 +10,6 @@ import signal
 import pytest
 
 from shardwright.launch.supervision import (
-    FAILURE_GRACE_S,
-    KILL_GRACE_S,
     Event,
     Finish,
     NodeLost,
@@ -23,6 +21,7 @@ from shardwright.launch.supervision import (
     Supervisor,
     shell_exit_code,
 )
+from shardwright.launch.tuning import FAILURE_GRACE_S, KILL_GRACE_S
 from shardwright.membership import TimePassed
 
 START_TIMEOUT_S, GRACE_S = 30.0, 10.0

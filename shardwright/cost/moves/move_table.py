@@ -20,6 +20,7 @@ from shardwright.cost.moves.partitioner import OutermostDim
 from shardwright.cost.moves.reshard_cache import Dims, Move, axes_to_scatter, even_size, reshard_cache_of
 from shardwright.cost.moves.retile import DividesByZero
 from shardwright.cost.moves.tilings import AtomOrder
+from shardwright.cost.tuning import MAX_KINDS
 from shardwright.plans.shardings import Mesh
 
 IntArray = NDArray[np.int64]
@@ -37,9 +38,6 @@ _UNKNOWN = -1
 #: Index of the empty order.
 _NO_AXES = 0
 
-#: Cached kinds per rank.
-_MAX_KINDS = 32
-
 
 class LayoutIds:
     """Layouts of arrays of `rank` dimensions on one mesh, partial sums aside: interned to small integers.
@@ -51,7 +49,7 @@ class LayoutIds:
         self.mesh = mesh
         self.known: list[Dims] = []
         self.even_kind: Kind = (even_size(mesh),) * rank
-        self.moves = lru_cache(maxsize=_MAX_KINDS)(lambda kind: MoveTable(self, kind))
+        self.moves = lru_cache(maxsize=MAX_KINDS)(lambda kind: MoveTable(self, kind))
         self._numbers: dict[Dims, int] = {}
         self._real = reshard_cache_of(mesh).drop_unit_axes
 

@@ -15,8 +15,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-#: Part of all bytes packed exactly; the many small buffers fill gaps.
-_PACKING_CACHE = 0.995
+from shardwright.cost.tuning import PACKED_SHARE
 
 Ints = NDArray[np.int64]
 
@@ -58,7 +57,7 @@ def intervals_outside(intervals: Sequence[Interval], free: Sequence[Interval]) -
     """
     tenants: dict[int, list[Interval]] = {number: [] for number in range(len(free))}
     pieces = sorted(tenants, key=lambda number: free[number].size_bytes)
-    least = (1 - _PACKING_CACHE) * max((piece.size_bytes for piece in free), default=0)
+    least = (1 - PACKED_SHARE) * max((piece.size_bytes for piece in free), default=0)
     sizes, starts, ends = (np.array([free[number][part] for number in pieces], np.int64) for part in range(3))
 
     def has_room(number: int, buffer: Interval) -> bool:
@@ -83,7 +82,7 @@ def heap_bytes(intervals: Sequence[Interval]) -> int:
     sizes, starts, ends = (np.array(column, dtype=np.int64) for column in zip(*intervals, strict=True))
     ticks = _ticks(starts, ends)
     by_size = np.lexsort((starts, -ticks, -sizes))
-    count = int(np.searchsorted(np.cumsum(sizes[by_size]), _PACKING_CACHE * sizes.sum())) + 1
+    count = int(np.searchsorted(np.cumsum(sizes[by_size]), PACKED_SHARE * sizes.sum())) + 1
     large, least = by_size[:count], live_bytes(intervals)
     packed = _pack([intervals[index] for index in large])
     if packed > least:

@@ -5,11 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
+from shardwright.cost.tuning import MAX_NODES
 from shardwright.hlo import Computation, Instruction
 from shardwright.hlo.shapes import TupleShape
-
-#: Nodes after which calls stay calls: nested ones can double the program at each level.
-_MAX_NODES = 500_000
 
 #: Attributes that name the computations an instruction runs, by opcode.
 _BODIES = {
@@ -84,7 +82,7 @@ def _expand(computation: Computation, arguments: Sequence[int] | None, flat: Fla
             if flat.instructions[source].opcode == "tuple":
                 nodes[instruction] = flat.operands[source][instruction.index]
                 continue
-        if instruction.opcode == "call" and len(flat.instructions) < _MAX_NODES:
+        if instruction.opcode == "call" and len(flat.instructions) < MAX_NODES:
             (callee,) = instruction.called["to_apply"]
             nodes[instruction] = _expand(callee, operands, flat)
             continue

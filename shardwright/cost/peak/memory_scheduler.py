@@ -14,15 +14,13 @@ from heapq import heappop, heappush
 from shardwright.cost.opcodes import PRODUCTS
 from shardwright.cost.peak.device_program import DeviceProgram
 from shardwright.cost.peak.fusion import Kernels
+from shardwright.cost.tuning import COLLECTIVES_AHEAD
 
 #: Opcodes in the caller's memory, or the program's own.
 _CALLERS = frozenset({"parameter", "constant"})
 
 #: Collectives overlapped with products.
 _ASYNC_COLLECTIVES = frozenset({"all-gather", "all-to-all", "collective-permute"})
-
-#: Number of collectives started before a delayable product runs; fitted with oracles/memory.py.
-_COLLECTIVES_AHEAD = 2
 
 
 def schedule_min_memory(program: DeviceProgram, kernels: Kernels) -> list[int]:
@@ -161,7 +159,7 @@ def _delay_products(graph: _Graph, order: Sequence[int]) -> list[int]:
     for node in order:
         until = max((held[source] for source in graph.reads[node] if source in held), default=0)
         if node in movable:
-            until = max(until, started + _COLLECTIVES_AHEAD)
+            until = max(until, started + COLLECTIVES_AHEAD)
         if until > started and started < len(hidden):
             held[node] = until
             continue

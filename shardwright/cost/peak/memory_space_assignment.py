@@ -9,8 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 
-#: Maximum lifetime of such a value in kernels; fitted with oracles/memory.py.
-_MAX_KERNELS = 8
+from shardwright.cost.tuning import MAX_KERNELS
 
 
 def select_off_chip(lifetimes: Iterable[tuple[int, int, int]], chip_bytes: int) -> Iterator[tuple[int, int, int]]:
@@ -18,7 +17,7 @@ def select_off_chip(lifetimes: Iterable[tuple[int, int, int]], chip_bytes: int) 
     used_bytes: dict[int, int] = {}
     for size, start, end in sorted(lifetimes, key=lambda lifetime: (lifetime[2] - lifetime[1], lifetime)):
         positions = range(start, end + 1)
-        if len(positions) > _MAX_KERNELS + 1 or any(
+        if len(positions) > MAX_KERNELS + 1 or any(
             used_bytes.get(position, 0) + size > chip_bytes for position in positions
         ):
             yield size, start, end

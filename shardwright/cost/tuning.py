@@ -1,0 +1,26 @@
+"""Numbers of the costs that tune. What XLA and a device do is no such number: it stands where it is followed."""
+
+from __future__ import annotations
+
+# ---- `moves/move_table` --------------------------------------------
+#: Kinds of arrays of one rank whose tables of moves are kept: more take memory, fewer are computed again.
+MAX_KINDS = 32
+
+# ---- `peak/inline` -------------------------------------------------
+#: Nodes after which calls stay calls: nested ones can double the program at each level.
+MAX_NODES = 500_000
+
+# ---- `peak/heap_simulator` -----------------------------------------
+#: Part of all bytes that is packed exactly; the many small buffers fill gaps. More takes longer.
+PACKED_SHARE = 0.995
+
+# ---- `peak/memory_scheduler`, `peak/memory_space_assignment` -------
+#: Collectives that are started before a delayable product runs, and kernels that a value on the chip lives for at most;
+#: both fitted with oracles/memory.py.
+COLLECTIVES_AHEAD = 2
+MAX_KERNELS = 8
+
+# ---- `profiles` ----------------------------------------------------
+#: Bytes of temporaries under `Compiler.small_temporaries_margin`: plans not covered by `temporaries_margin` have 3 and
+#: 15 MB (docs/benchmarks/memory.md). More keeps plans out that would fit, fewer lets some in that do not.
+SMALL_BYTES = 32 << 20
