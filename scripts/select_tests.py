@@ -29,7 +29,10 @@ EVERYTHING = ("tests",)
 COMMITS_AT_MOST = 100
 
 #: Seconds each: layers, names in documents, marks and the rest that any file can break.
-ALWAYS = ("tests/test_docs.py", "tests/test_durations.py", "tests/test_layers.py", "tests/test_structure.py")
+ALWAYS = (
+    "tests/test_docs.py", "tests/test_durations.py", "tests/test_layers.py", "tests/test_numbers.py",
+    "tests/test_structure.py",
+)  # fmt: skip
 
 FRONTENDS = ("tests/keras_frontend", "tests/tensorflow_frontend", "tests/torch_frontend")
 DOCUMENTS = (
