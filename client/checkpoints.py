@@ -30,6 +30,7 @@ from shardwright.client.array_specs import (
     spec_of_stored,
 )
 from shardwright.client.arrays import RemoteArray
+from shardwright.client.limits import SAVE_POLL_S
 from shardwright.client.pending_arrays import PendingArrays
 from shardwright.client.placement import Placement, parts_of
 from shardwright.client.pytrees import rebuild, structure_of
@@ -120,7 +121,7 @@ class Save:
             except ServerUnavailableError:
                 if time.monotonic() > deadline_s:
                     raise
-                time.sleep(1.0)
+                time.sleep(SAVE_POLL_S)
 
 
 def read_structure(state: Any) -> tuple[trees.Tree, list[Any]]:

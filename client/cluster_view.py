@@ -9,7 +9,7 @@ from dataclasses import replace
 from typing import Any
 
 from shardwright.client.connection import MasterConnection, NodeInfo, SessionInfo, team_of
-from shardwright.client.limits import WORKER_RESTART_TIMEOUT_S
+from shardwright.client.limits import NODES_PAUSE_S, WORKER_RESTART_TIMEOUT_S, WORKERS_POLL_S
 from shardwright.client.stream import StepStream
 from shardwright.client.transfer import ArrayTransfer
 from shardwright.errors import ServerUnavailableError, SessionError
@@ -64,7 +64,7 @@ class ClusterView:
         while time.monotonic() < deadline_s:
             if all(node.state == "ready" for node in team_of(self.master.status())):
                 return
-            time.sleep(0.2)
+            time.sleep(WORKERS_POLL_S)
 
     def ask_first_node(self, method: str, request: Any) -> Any:
         """The reply to a call of the Checkpoints service; waits for workers that are restarting."""
@@ -82,4 +82,4 @@ class ClusterView:
                 self.master.require_session(self.master.status())  # raises where the master is gone as well
                 if time.monotonic() > deadline_s:
                     raise
-                time.sleep(0.5)
+                time.sleep(NODES_PAUSE_S)

@@ -19,6 +19,7 @@ import grpc
 from shardwright.client.limits import (
     BEST_PLAN_TIMEOUT_S,
     CALL_TIMEOUT_S,
+    CLOSE_TIMEOUT_S,
     CONNECT_TIMEOUT_S,
     HANDSHAKE_TIMEOUT_S,
     LONG_CALL_TIMEOUT_S,
@@ -246,7 +247,7 @@ class MasterConnection:
             return
         try:
             request = master_pb2.CloseSessionRequest(session_id=self.info.session_id)
-            self._stub.CloseSession(request, timeout=5.0, metadata=self._metadata)
+            self._stub.CloseSession(request, timeout=CLOSE_TIMEOUT_S, metadata=self._metadata)
         except (grpc.RpcError, ValueError):
             pass  # the server is gone, and the session with it
         self._channel.close()

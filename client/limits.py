@@ -11,6 +11,9 @@ from __future__ import annotations
 #: hangs.
 CALL_TIMEOUT_S = 30.0
 
+#: Seconds that the master may take to hear that a session ends: it would end without, later.
+CLOSE_TIMEOUT_S = 5.0
+
 #: Seconds that any other call may take: big models are planned and compiled for long, with progress streamed meanwhile.
 LONG_CALL_TIMEOUT_S = 4 * 3600.0
 
@@ -39,6 +42,9 @@ RETRY_PAUSE_S = 0.2
 #: more arguments in memory, and tell of an error later.
 STEPS_AHEAD = 4
 
+#: Seconds that a closed session waits for its thread to end: more delay a program's end where it hangs.
+STREAM_END_S = 5.0
+
 # ---- `embedded` ----------------------------------------------------
 #: Seconds that a child has to print its ready line (it loads JAX and opens the devices), and to end after its standard
 #: input was closed. Less kills slow ones; more waits longer for those that hang.
@@ -49,6 +55,10 @@ STOP_TIMEOUT_S = 15.0
 #: Seconds that workers have to come back after one was lost, where a call cannot do without them. Less fails a call
 #: that a restart would have saved; more delays the error.
 WORKER_RESTART_TIMEOUT_S = 120.0
+
+#: Seconds between two questions whether they are all back, and between two attempts to ask their data ports.
+WORKERS_POLL_S = 0.2
+NODES_PAUSE_S = 0.5
 
 #: Seconds until a call that met other nodes begins again: the new ones need a moment.
 CHANGE_PAUSE_S = 0.2
@@ -78,6 +88,10 @@ FAILED_SNAPSHOTS = 3
 #: Snapshots that may fall due while one is under way, before calls wait for it: fewer stop steps more often, with more
 #: the journal grows.
 SKIPPED_SNAPSHOTS = 2
+
+# ---- `checkpoints` -------------------------------------------------
+#: Seconds between two questions whether a save is complete, where the master does not answer.
+SAVE_POLL_S = 1.0
 
 # ---- `step_requests` -----------------------------------------------
 #: Bytes of an argument that rides along with its step, as long as all of a step stay below the second number. More save

@@ -19,7 +19,7 @@ import grpc
 import numpy as np
 
 from shardwright.client.journal import Journal
-from shardwright.client.limits import RETRY_PAUSE_S, STEPS_AHEAD
+from shardwright.client.limits import RETRY_PAUSE_S, STEPS_AHEAD, STREAM_END_S
 from shardwright.client.retries import describe_outage
 from shardwright.client.step_result import StepResult
 from shardwright.dtypes import to_dtype
@@ -327,7 +327,7 @@ class StepStream:
         self._outbox.put(None)
         replies.cancel()
         if threading.current_thread() is not self._thread:  # the garbage collector may close it from there
-            self._thread.join(timeout=5.0)
+            self._thread.join(timeout=STREAM_END_S)
 
     # ---- the receiving thread -----------------------------------------------------
 

@@ -19,6 +19,7 @@ from shardwright.launch.job import Job
 from shardwright.launch.output import JobOutput
 from shardwright.launch.ssh import SshOptions, ssh_command
 from shardwright.launch.supervision import FORWARDED_SIGNALS, Event, NodeLost, NodeReady, ProcessEnded
+from shardwright.launch.tuning import LAST_OUTPUT_S
 from shardwright.processes import describe_exit
 
 #: Number of a host's last lines in errors.
@@ -102,7 +103,7 @@ class Node:
             self._process.kill()
             self._process.wait()
         for thread in self._threads:
-            thread.join(1.0)
+            thread.join(LAST_OUTPUT_S)
 
     def _request(self, **request: Any) -> None:
         self._write(json.dumps(request).encode() + b"\n")
@@ -139,7 +140,7 @@ class Node:
             self._report(NodeLost(self.host.name, f"its agent speaks another language ({error})"))
         if not self.closing:
             code = self._process.wait()
-            self._threads[0].join(1.0)
+            self._threads[0].join(LAST_OUTPUT_S)
             self._report(NodeLost(self.host.name, self._describe_end(code)))
 
     def _read_errors(self) -> None:

@@ -71,6 +71,10 @@ ALIVE_INTERVAL_S = 15
 #: Seconds that `ssh -G` may take to say what a host is called.
 RESOLVE_TIMEOUT_S = 10.0
 
+# ---- `node` --------------------------------------------------------
+#: Seconds that the last output of a host's agent may take once it has ended.
+LAST_OUTPUT_S = 1.0
+
 # ---- `output` ------------------------------------------------------
 #: Bytes at which a line without an end is written.
 MAX_LINE_BYTES = 1 << 20

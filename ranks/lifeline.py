@@ -22,7 +22,7 @@ from shardwright.errors import LaunchError, OptionError, RankLostError, Shardwri
 from shardwright.launch import control
 from shardwright.launch.control import ControlClient
 from shardwright.ranks import watch
-from shardwright.ranks.tuning import PATIENCE_S
+from shardwright.ranks.tuning import COLLECTIVES_POLL_S, LEAVING_POLL_S, PATIENCE_S
 
 #: Names the descriptor of a file that holds the state of the program that ran before in this process.
 CARRIED_VARIABLE = "SHARDWRIGHT_ELASTIC_CARRIED"
@@ -82,7 +82,7 @@ class Lifeline:
         while watch.current().position() is not None:
             if time.monotonic() > until_s:
                 self._start_anew()
-            time.sleep(0.02)
+            time.sleep(COLLECTIVES_POLL_S)
 
     def has_left(self) -> None:
         """This rank is out of its generation: it no longer needs to be got out."""
@@ -132,7 +132,7 @@ class Lifeline:
     def _get_out(self, generation: int) -> None:
         """Wait until this rank has left; start anew if it is stuck."""
         lost_s = time.monotonic()
-        while self.generation == generation and not self._away.wait(0.1):
+        while self.generation == generation and not self._away.wait(LEAVING_POLL_S):
             position, busy = watch.current().position(), self._changing
             if position is not None:
                 busy = position.since_s, PATIENCE_S

@@ -18,6 +18,7 @@ from collections.abc import Mapping, Sequence
 
 from shardwright.errors import OptionError, RankLostError
 from shardwright.ranks import lifeline, watch
+from shardwright.ranks.tuning import STALL_END_S
 from shardwright.ranks.watch import Position, name_call
 from shardwright.xla import private
 
@@ -75,7 +76,7 @@ class StallInspector:
         """End the thread."""
         self._closed.set()
         if self._thread is not None:
-            self._thread.join(1.0)
+            self._thread.join(STALL_END_S)
 
     def _run(self) -> None:
         while not self._closed.wait(self._interval_s):

@@ -23,7 +23,7 @@ from typing import Any
 from shardwright.errors import CollectiveError, OptionError, ShardwrightError
 from shardwright.ranks import job, process_exit, watch
 from shardwright.ranks.objects import allgather_object
-from shardwright.ranks.tuning import CLOCK_ROUNDS
+from shardwright.ranks.tuning import CLOCK_ROUNDS, TIMELINE_END_S
 from shardwright.ranks.watch import Position
 
 VARIABLE = "SHARDWRIGHT_TIMELINE"
@@ -125,7 +125,7 @@ def _stop() -> _Timeline | None:
     watch.observe(None, None)
     timeline.programs.put(None)
     if timeline.thread is not None:
-        timeline.thread.join(10.0)
+        timeline.thread.join(TIMELINE_END_S)
     return timeline
 
 

@@ -16,13 +16,23 @@ PATIENCE_S = 2.0
 #: Seconds that leaving a lost generation may take: it is a matter of milliseconds.
 LEAVING_PATIENCE_S = 10.0
 
+#: Seconds between two looks whether a rank's collectives have ended, and whether it has left.
+COLLECTIVES_POLL_S = 0.02
+LEAVING_POLL_S = 0.1
+
 # ---- `stall` -------------------------------------------------------
 #: Seconds after which a rank that waits says for whom, where nobody asks for another time.
 DEFAULT_WARNING_S = 60.0
 
+#: Seconds that the thread which looks for those who wait has to end.
+STALL_END_S = 1.0
+
 # ---- `timeline` ----------------------------------------------------
 #: Rounds in which clocks are compared: more take longer to begin, and are off by less.
 CLOCK_ROUNDS = 9
+
+#: Seconds that programs under way have to be written down at the end: less loses their times, more delays the end.
+TIMELINE_END_S = 10.0
 
 # ---- `slurm` -------------------------------------------------------
 #: Hosts that a list of Slurm's is written out to, at most: a short text can name any number.

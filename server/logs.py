@@ -19,7 +19,7 @@ from typing import TextIO, cast
 
 from shardwright.log_lines import ChildFormatter, LogFormat, LogLine, level_number, line_of, log_to_parent
 from shardwright.server.log_store import RecentLines
-from shardwright.server.tuning import LINE_BYTES, TEXT_CHARACTERS, WAITING_LINES
+from shardwright.server.tuning import LAST_WORDS_POLL_S, LINE_BYTES, TEXT_CHARACTERS, WAITING_LINES
 
 _log = logging.getLogger("shardwright.server")
 
@@ -97,7 +97,7 @@ class LogWriter(logging.Handler):
         """Return when all lines are written, or nobody reads them within the time."""
         until_s = time.monotonic() + timeout_s
         while self._lines.unfinished_tasks and time.monotonic() < until_s:
-            time.sleep(0.005)
+            time.sleep(LAST_WORDS_POLL_S)
 
     def _write_lines(self) -> None:
         while True:

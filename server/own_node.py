@@ -16,7 +16,7 @@ from pathlib import Path
 
 from shardwright.errors import ServerUnavailableError
 from shardwright.server.master.store import take_lock
-from shardwright.server.tuning import NODE_LOG_BYTES, NODE_LOOK_S, NODE_PAUSE_S, TAKE_OVER_S
+from shardwright.server.tuning import NODE_END_POLL_S, NODE_LOG_BYTES, NODE_LOOK_S, NODE_PAUSE_S, TAKE_OVER_S
 
 LOCK_NAME = "node-0.lock"
 LOG_NAME = "node-0.log"
@@ -32,7 +32,7 @@ class NodeLock:
         while (lock := take_lock(directory / LOCK_NAME)) is None:
             if time.monotonic() > until_s:
                 raise ServerUnavailableError("the daemon of this node runs already", where=str(directory))
-            time.sleep(0.05)
+            time.sleep(NODE_END_POLL_S)
         self._lock = lock
 
 
@@ -78,7 +78,7 @@ class OwnNode:
             if time.monotonic() > until_s:
                 _log.warning("the daemon of this node has not ended within %g s", seconds)
                 return
-            await asyncio.sleep(0.05)
+            await asyncio.sleep(NODE_END_POLL_S)
 
     def _start(self) -> None:
         path = self.log_path

@@ -48,7 +48,7 @@ from shardwright.server.own_node import OwnNode
 from shardwright.server.run_node import Ending, watching
 from shardwright.server.security import Protection
 from shardwright.server.signals import Stops
-from shardwright.server.tuning import NODE_END_S, THREADS_BESIDE
+from shardwright.server.tuning import CALLS_END_S, NODE_END_S, THREADS_BESIDE
 from shardwright.server.worker import state as st
 from shardwright.server.worker.daemon import Daemon
 
@@ -192,7 +192,7 @@ async def _serve(
             await daemon_task
         if own_node is not None and node_task is not None:
             await own_node.wait_for_end(NODE_END_S)
-        await server.stop(grace=2.0)
+        await server.stop(grace=CALLS_END_S)
         await health.close()
         if endpoint is not None:
             endpoint.close()

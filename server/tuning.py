@@ -144,6 +144,12 @@ NODE_LOOK_S, NODE_PAUSE_S = 0.2, 1.0
 #: Seconds that it has to end.
 NODE_END_S = 10.0
 
+#: Seconds between two looks whether it, or the one before it, has ended.
+NODE_END_POLL_S = 0.05
+
+#: Seconds that calls under way have at the end of a master; then they are cut off.
+CALLS_END_S = 2.0
+
 #: Threads for short work (unpacking, writing plans down), beside those of plans and compilations.
 THREADS_BESIDE = 8
 
@@ -151,6 +157,9 @@ THREADS_BESIDE = 8
 # ---- `__main__`, `worker/executor` ---------------------------------
 #: Seconds that the last lines of the log may take at the end of a process.
 LAST_WORDS_S = 1.0
+
+#: Seconds between two looks whether they are written.
+LAST_WORDS_POLL_S = 0.005
 
 # ---- `logs`, `log_store` -------------------------------------------
 #: Lines that may wait for their reader; what comes then is dropped, so that a slow terminal stops no server.
@@ -260,6 +269,9 @@ REMEMBERED_ORDERS = 64
 
 #: Seconds until a directory that one node has made must be seen by the others (network file systems cache).
 DIRECTORY_VISIBLE_S = 20.0
+
+#: Seconds between two looks for it.
+DIRECTORY_POLL_S = 0.2
 
 #: Seconds between two renewals of a claim, and after which one that was not renewed has lapsed: so long is the
 #: directory of a killed server taken.

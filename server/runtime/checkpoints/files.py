@@ -32,7 +32,7 @@ from shardwright.plans.layouts import Slices
 from shardwright.server.runtime.checkpoints import arrays, checksums, chunks, claims, damage, folders
 from shardwright.server.runtime.checkpoints.checksums import METADATA
 from shardwright.server.runtime.checkpoints.folders import ITEM, STRUCTURE
-from shardwright.server.tuning import CHECKPOINT_CHUNK_BYTES, DIRECTORY_VISIBLE_S
+from shardwright.server.tuning import CHECKPOINT_CHUNK_BYTES, DIRECTORY_POLL_S, DIRECTORY_VISIBLE_S
 
 T = TypeVar("T")
 
@@ -369,7 +369,7 @@ def _await_claim(directory: str, folder: Any, token: str, visible_s: float) -> N
                 where=directory,
                 remedy="name a directory on a file system that all workers share",
             )
-        time.sleep(0.2)
+        time.sleep(DIRECTORY_POLL_S)
 
 
 def _with_checkpoint_errors(directory: str, what: str, act: Callable[[], T]) -> T:
