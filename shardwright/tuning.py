@@ -1,4 +1,8 @@
-"""Numbers that tune of what has no file of its own for them: modules of `shardwright/`, and its small packages."""
+"""Numbers that tune of what has no file of its own for them: modules of `shardwright/`, and its small packages.
+
+None of them decides what a plan is: this file is none of the sources that cached plans are kept for
+(`planner/cache/keys.py`).
+"""
 
 from __future__ import annotations
 
@@ -47,10 +51,6 @@ MOST_INTERRUPTED = 8
 # ---- `builders/runner_ups` -----------------------------------------
 #: Meshes of the search beside its fastest that are planned to be tried, at most.
 RUNNER_UP_MESHES = 2
-
-# ---- `tasks/transfer_placement` ------------------------------------
-#: Groups of programs ahead of its reader that a receive is posted: more wait less, and take memory for longer.
-GROUPS_AHEAD = 1
 
 # ---- `report/proof` ------------------------------------------------
 #: Part of the bytes by which prediction and program may differ.

@@ -11,7 +11,7 @@ from collections import defaultdict
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from shardwright.tuning import GROUPS_AHEAD
+from shardwright.tasks.tuning import GROUPS_AHEAD
 
 
 class Slot(NamedTuple):
