@@ -12,8 +12,12 @@ import signal
 import sys
 import tempfile
 from collections.abc import Iterator
+from typing import TYPE_CHECKING
 
 import pytest
+
+if TYPE_CHECKING:
+    from tests.two_nodes import Running, TwoNodes
 
 _DEVICES = "--xla_force_host_platform_device_count"
 
@@ -53,3 +57,31 @@ def pytest_runtest_makereport(item: pytest.Item, call: pytest.CallInfo[None]) ->
         marks = [mark for mark in ("cluster", "dear") if item.get_closest_marker(mark)]
         item.user_properties += [("cpu_s", f"{_cpu_s() - item.stash[_START_S]:.2f}"), ("mark", (*marks, "quick")[0])]
     return (yield)
+
+
+# ---- two nodes of two devices, one pair a process, for every test that needs no others -------------------------
+# What imports JAX is imported where it is used: at collection nothing is.
+@pytest.fixture(scope="session")
+def started_nodes(tmp_path_factory: pytest.TempPathFactory) -> Iterator[TwoNodes]:
+    """As the last test left them; `two_nodes` and `healed` mend them first."""
+    from tests.two_nodes import TwoNodes
+
+    nodes = TwoNodes(tmp_path_factory.mktemp("two_nodes"))
+    yield nodes
+    nodes.stop()
+
+
+@pytest.fixture(scope="module")
+def two_nodes(started_nodes: TwoNodes) -> TwoNodes:
+    """As new for each module, for fixtures of a module."""
+    started_nodes.heal()
+    return started_nodes
+
+
+@pytest.fixture
+def healed(two_nodes: TwoNodes) -> Iterator[Running]:
+    """As new for each test: their servers, and a session that ends with the test."""
+    two_nodes.heal()
+    session = two_nodes.connect()
+    yield two_nodes.servers, session
+    session._state.close_quietly()

@@ -26,17 +26,23 @@ def start(folder: Path, nodes: int = 2) -> tuple[list[Server], sw.Session]:
 
 def start_nodes(folder: Path, devices: Sequence[int], *options: str) -> tuple[list[Server], sw.Session]:
     """A cluster of a node for each number of devices, and a session with it. options: of its servers."""
-    entries = [{"ip": "127.0.0.1", "port": free_port(), "devices": count} for count in devices]
-    path = folder / "cluster.json"
-    path.write_text(json.dumps({"master": entries[0], "workers": entries[1:], "memory_gib": MEMORY_GIB}))
-    servers = [Server(str(path), str(task), *options) for task in range(len(entries))]
+    path, address = write_file(folder, devices)
+    servers = [Server(str(path), str(task), *options) for task in range(len(devices))]
     deadline_s = time.monotonic() + 60
     while True:
         try:
-            return servers, sw.connect(f"127.0.0.1:{entries[0]['port']}")
+            return servers, sw.connect(address)
         except sw.ServerUnavailableError:
             assert time.monotonic() < deadline_s
             time.sleep(0.2)
+
+
+def write_file(folder: Path, devices: Sequence[int]) -> tuple[Path, str]:
+    """A cluster file on free ports, and its master's address."""
+    entries = [{"ip": "127.0.0.1", "port": free_port(), "devices": count} for count in devices]
+    path = folder / "cluster.json"
+    path.write_text(json.dumps({"master": entries[0], "workers": entries[1:], "memory_gib": MEMORY_GIB}))
+    return path, f"127.0.0.1:{entries[0]['port']}"
 
 
 @contextmanager

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -14,16 +13,10 @@ import pytest
 
 import shardwright as sw
 from shardwright.plans.pipeline_plan import PipelinePlan
-from tests.client.clusters import running_nodes
 from tests.datasets import sources
 from tests.datasets.training import BATCH, BATCHES, MODULE, assert_close, expected, run
 from tests.server.raw_client import Server
-
-
-@pytest.fixture(scope="module")
-def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[list[Server], sw.Session]]:
-    with running_nodes(tmp_path_factory.mktemp("datasets"), [2, 2], "--dataset-modules", MODULE) as nodes:
-        yield nodes
+from tests.two_nodes import Running
 
 
 def rows_read(servers: list[Server], log: Path) -> list[set[int]]:
@@ -36,24 +29,24 @@ def rows_read(servers: list[Server], log: Path) -> list[set[int]]:
 
 
 @pytest.mark.cluster
-def test_workers_read_their_slices(cluster: tuple[list[Server], sw.Session], tmp_path: Path) -> None:
-    servers, session = cluster
+def test_workers_read_their_slices(healed: Running, tmp_path: Path) -> None:
+    servers, session = healed
     data = session.dataset(BATCHES, batch=BATCH, log=str(tmp_path))
     assert_close(run(session, data, 6, force="data"), expected(6))
     assert rows_read(servers, tmp_path) == [set(range(8)), set(range(8, 16))]
 
 
 @pytest.mark.cluster
-def test_uneven_slices(cluster: tuple[list[Server], sw.Session], tmp_path: Path) -> None:
-    servers, session = cluster
+def test_uneven_slices(healed: Running, tmp_path: Path) -> None:
+    servers, session = healed
     data = session.dataset(BATCHES, batch=10, log=str(tmp_path))
     assert_close(run(session, data, 4, force="data"), expected(4, batch=10))
     assert rows_read(servers, tmp_path) == [set(range(6)), set(range(6, 10))]
 
 
 @pytest.mark.cluster
-def test_a_node_that_holds_padding_alone(cluster: tuple[list[Server], sw.Session], tmp_path: Path) -> None:
-    servers, session = cluster
+def test_a_node_that_holds_padding_alone(healed: Running, tmp_path: Path) -> None:
+    servers, session = healed
     data = session.dataset(BATCHES, batch=2, log=str(tmp_path))
     step = session.parallelize(lambda x: x * 2, mesh="4", force={"x": {0: "data"}})
     for number in range(3):
@@ -62,16 +55,16 @@ def test_a_node_that_holds_padding_alone(cluster: tuple[list[Server], sw.Session
 
 
 @pytest.mark.cluster
-def test_a_whole_batch_on_every_device(cluster: tuple[list[Server], sw.Session], tmp_path: Path) -> None:
-    servers, session = cluster
+def test_a_whole_batch_on_every_device(healed: Running, tmp_path: Path) -> None:
+    servers, session = healed
     data = session.dataset(BATCHES, batch=BATCH, log=str(tmp_path))
     assert_close(run(session, data, 4, force="replicated"), expected(4))
     assert rows_read(servers, tmp_path) == [set(range(BATCH))] * 2
 
 
 @pytest.mark.cluster
-def test_columns_of_all_rows(cluster: tuple[list[Server], sw.Session], tmp_path: Path) -> None:
-    _, session = cluster
+def test_columns_of_all_rows(healed: Running, tmp_path: Path) -> None:
+    _, session = healed
     data = session.dataset(BATCHES, batch=BATCH, log=str(tmp_path))
     step = session.parallelize(lambda x: x * 2, mesh=(2, 2), force={"x": {0: "model", 1: "data"}})
     for number in range(3):
@@ -79,8 +72,8 @@ def test_columns_of_all_rows(cluster: tuple[list[Server], sw.Session], tmp_path:
 
 
 @pytest.mark.cluster
-def test_micro_batches(cluster: tuple[list[Server], sw.Session]) -> None:
-    _, session = cluster
+def test_micro_batches(healed: Running) -> None:
+    _, session = healed
     data = session.dataset(BATCHES, batch=BATCH)
     assert_close(run(session, data, 4, force="data", micro_batches=2), expected(4))
 
@@ -98,9 +91,9 @@ def deep_step(params: Any, state: Any, batch: Any) -> tuple[Any, Any, jax.Array]
 
 
 @pytest.mark.cluster
-def test_stages_of_a_pipeline(cluster: tuple[list[Server], sw.Session], tmp_path: Path) -> None:
+def test_stages_of_a_pipeline(healed: Running, tmp_path: Path) -> None:
     """The first stage reads what the model takes, the last one what it is held against."""
-    servers, session = cluster
+    servers, session = healed
     data = session.dataset(f"{MODULE}:lazy", batch=BATCH, log=str(tmp_path))
     keys = jax.random.split(jax.random.key(1), 4)
     width = sources.WIDTH
@@ -123,10 +116,8 @@ def test_stages_of_a_pipeline(cluster: tuple[list[Server], sw.Session], tmp_path
 
 
 @pytest.mark.cluster
-def test_a_reader_that_fails_on_one_node_leaves_the_state_as_it_is(
-    cluster: tuple[list[Server], sw.Session], tmp_path: Path
-) -> None:
-    _, session = cluster
+def test_a_reader_that_fails_on_one_node_leaves_the_state_as_it_is(healed: Running, tmp_path: Path) -> None:
+    _, session = healed
     trouble = tmp_path / "trouble"
     trouble.touch()
     data = session.dataset(BATCHES, batch=BATCH, fails_at=4, fails_while=str(trouble), second_node=8)
@@ -142,8 +133,8 @@ def test_a_reader_that_fails_on_one_node_leaves_the_state_as_it_is(
 
 
 @pytest.mark.cluster
-def test_the_end_is_that_of_the_worker_with_the_fewest_rows(cluster: tuple[list[Server], sw.Session]) -> None:
-    _, session = cluster
+def test_the_end_is_that_of_the_worker_with_the_fewest_rows(healed: Running) -> None:
+    _, session = healed
     data = session.dataset(BATCHES, batch=BATCH, count=4, last_rows=BATCH - 1)
     step = session.parallelize(lambda batch: batch["x"].sum(), force="data")
     assert len([float(step(batch)) for batch in data]) == 4

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Iterator
 from pathlib import Path
 
 import jax
@@ -14,24 +13,18 @@ import pytest
 import shardwright as sw
 from shardwright.client.session_state import SessionState
 from shardwright.clusters.local_token import read_or_make_token
-from tests.client.clusters import running_nodes
 from tests.datasets import sources
 from tests.datasets.training import BATCH, BATCHES, MODULE, assert_close, expected, initial, run, train_step
 from tests.faults.test_outages import Far, ProxiedDialer
 from tests.server.raw_client import Server, wait_until
 from tests.server.test_processes import free_port
+from tests.two_nodes import Running
 
 pytestmark = pytest.mark.cluster
 
 
-@pytest.fixture(scope="module")
-def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[list[Server], sw.Session]]:
-    with running_nodes(tmp_path_factory.mktemp("losses"), [1, 1], "--dataset-modules", MODULE) as nodes:
-        yield nodes
-
-
-def test_a_killed_executor(cluster: tuple[list[Server], sw.Session], tmp_path: Path) -> None:
-    servers, session = cluster
+def test_a_killed_executor(healed: Running, tmp_path: Path) -> None:
+    servers, session = healed
     address = session._state.master.address
     with sw.connect(address) as alone:  # while it is open its programs are loaded again after each loss
         undisturbed = run(alone, alone.dataset(BATCHES, batch=BATCH), 20, force="data")
@@ -50,8 +43,8 @@ def test_a_killed_executor(cluster: tuple[list[Server], sw.Session], tmp_path: P
     assert halves == {frozenset(range(8)), frozenset(range(8, 16)), frozenset({0})}
 
 
-def test_a_session_without_snapshots_goes_on_with_the_dataset(cluster: tuple[list[Server], sw.Session]) -> None:
-    servers, session = cluster
+def test_a_session_without_snapshots_goes_on_with_the_dataset(healed: Running) -> None:
+    servers, session = healed
     data = session.dataset(BATCHES, batch=BATCH)
     run(session, data, 2, force="data")
     for executor in servers[1].executors():
@@ -67,8 +60,8 @@ def test_a_session_without_snapshots_goes_on_with_the_dataset(cluster: tuple[lis
             time.sleep(0.2)
 
 
-def test_a_slow_reader_is_waited_for(cluster: tuple[list[Server], sw.Session]) -> None:
-    _, session = cluster
+def test_a_slow_reader_is_waited_for(healed: Running) -> None:
+    _, session = healed
     data = session.dataset(BATCHES, batch=BATCH, pause_s=3.0, prefetch=0)
     assert_close(run(session, data, 2, force="data"), expected(2))
 
@@ -105,10 +98,8 @@ def test_an_outage_of_the_network(tmp_path: Path) -> None:
         server.stop()
 
 
-def test_a_checkpoint_and_a_position_resume_a_training(
-    cluster: tuple[list[Server], sw.Session], tmp_path: Path
-) -> None:
-    _, session = cluster
+def test_a_checkpoint_and_a_position_resume_a_training(healed: Running, tmp_path: Path) -> None:
+    _, session = healed
     data = session.dataset(BATCHES, batch=BATCH)
     step = session.parallelize(train_step, donate_argnums=0)
     w = step.init(initial, jax.random.key(0))

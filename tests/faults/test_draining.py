@@ -22,6 +22,7 @@ from tests.client.clusters import start_nodes
 from tests.faults.test_hung_steps import X, double, endless, in_thread, is_serving
 from tests.server.raw_client import Server, all_gone, wait_until
 from tests.server.test_processes import free_port
+from tests.two_nodes import Running, TwoNodes
 
 pytestmark = pytest.mark.cluster
 
@@ -156,8 +157,10 @@ def test_a_second_signal_ends_at_once(start: Start) -> None:
     assert not result.is_ready()
 
 
-def test_a_worker_that_is_terminated_is_let_go_and_may_come_back(start: Start, tmp_path: Path) -> None:
-    servers, session = start([1, 1])
+def test_a_worker_that_is_terminated_is_let_go_and_may_come_back(
+    two_nodes: TwoNodes, healed: Running, tmp_path: Path
+) -> None:
+    servers, session = healed
     step = session.parallelize(count, donate_argnums=0)
     state = step({"n": np.int32(0), "w": X}, np.int32(1))
     assert int(state["n"]) == 1
@@ -168,20 +171,16 @@ def test_a_worker_that_is_terminated_is_let_go_and_may_come_back(start: Start, t
         step(state, np.int32(1))
     np.testing.assert_array_equal(state["n"], 1)
     session.save(state, tmp_path / "checkpoints", step=1).wait()
-    code, errors = servers[1].end(20)
-    assert code == 0, errors
+    assert servers[1].end(20)[0] == 0
     wait_until(lambda: not session.draining)
     assert servers[0].process.poll() is None
     wait_until(lambda: session.status().nodes[1].state == "lost")
-    again = Server(str(tmp_path / "cluster.json"), "1")
-    try:
-        wait_until(lambda: session.status().state == "ready", timeout_s=60)
-        with pytest.raises(sw.WorkerLostError, match=r"node 1 .*was lost: it was drained \(SIGTERM\)"):
-            np.asarray(state["n"])
-        restored = session.restore(tmp_path / "checkpoints")
-        assert int(step(restored, np.int32(1))["n"]) == 2
-    finally:
-        again.stop()
+    servers[1] = two_nodes.start_server(1)
+    wait_until(lambda: session.status().state == "ready", timeout_s=60)
+    with pytest.raises(sw.WorkerLostError, match=r"node 1 .*was lost: it was drained \(SIGTERM\)"):
+        np.asarray(state["n"])
+    restored = session.restore(tmp_path / "checkpoints")
+    assert int(step(restored, np.int32(1))["n"]) == 2
 
 
 class _Metadata(http.server.BaseHTTPRequestHandler):

@@ -15,10 +15,10 @@ import pytest
 
 import shardwright as sw
 from shardwright.cli.app import main
-from tests.client.clusters import running_nodes
 from tests.faults.test_hung_steps import in_thread
 from tests.server.raw_client import Server, all_gone, wait_until
 from tests.server.test_processes import cluster_file
+from tests.two_nodes import Running
 
 pytestmark = pytest.mark.cluster
 
@@ -50,32 +50,36 @@ def count(state: dict[str, jax.Array]) -> dict[str, jax.Array]:
     return {"n": state["n"] + 1, "w": state["w"] + 1}
 
 
-def test_starts_that_fail_are_tried_again_later_each_time(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    with running_nodes(tmp_path, [1, 1]) as (servers, session):
-        address = session._state.master.address
-        step = session.parallelize(count, donate_argnums=0)
-        state = step(step(step.init(initial)))
-        assert int(state["n"]) == 2
-        generation, killer = session.status().nodes[1].generation, Killer(servers[1])
-        for _ in range(4):
-            killer.kill_next()
+def read_warnings(session: sw.Session, capsys: pytest.CaptureFixture[str]) -> list[str]:
+    capsys.readouterr()
+    assert main(["logs", session._state.master.address, "--level", "warning"]) == 0
+    return capsys.readouterr().out.splitlines()
 
-        wait_until(lambda: session.status().state == "ready", timeout_s=90)
-        assert [server.process.poll() for server in servers] == [None, None]
-        assert session.status().nodes[1].generation >= generation + 4
-        with pytest.raises(sw.WorkerLostError, match="executor of node 1 was lost") as caught:
-            step(state)["n"].block_until_ready()
-        assert "run init again" in caught.value.remedy
-        state = step(step.init(initial))
-        assert int(state["n"]) == 1
-        np.testing.assert_array_equal(state["w"], np.arange(8) + 1)
 
-        capsys.readouterr()
-        assert main(["logs", address]) == 0
-        log = capsys.readouterr().out
-        for failed, pause_s in ((1, 1), (2, 2), (3, 4)):
-            assert f"start {failed} failed; the next one in {pause_s} s" in log
-        assert "SIGKILL: somebody killed it, or the kernel did for want of memory" in log
+def test_starts_that_fail_are_tried_again_later_each_time(healed: Running, capsys: pytest.CaptureFixture[str]) -> None:
+    servers, session = healed
+    step = session.parallelize(count, donate_argnums=0)
+    state = step(step(step.init(initial)))
+    assert int(state["n"]) == 2
+    earlier = read_warnings(session, capsys)
+    generation, killer = session.status().nodes[1].generation, Killer(servers[1])
+    for _ in range(4):
+        killer.kill_next()
+
+    wait_until(lambda: session.status().state == "ready", timeout_s=90)
+    assert [server.process.poll() for server in servers] == [None, None]
+    assert session.status().nodes[1].generation >= generation + 4
+    with pytest.raises(sw.WorkerLostError, match="executor of node 1 was lost") as caught:
+        step(state)["n"].block_until_ready()
+    assert "run init again" in caught.value.remedy
+    state = step(step.init(initial))
+    assert int(state["n"]) == 1
+    np.testing.assert_array_equal(state["w"], np.arange(8) + 1)
+
+    log = "\n".join(line for line in read_warnings(session, capsys) if line not in earlier)
+    for failed, pause_s in ((1, 1), (2, 2), (3, 4)):
+        assert f"start {failed} failed; the next one in {pause_s} s" in log
+    assert "SIGKILL: somebody killed it, or the kernel did for want of memory" in log
 
 
 @pytest.fixture

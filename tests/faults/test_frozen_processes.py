@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator
 
 import jax
 import jax.numpy as jnp
@@ -13,22 +12,15 @@ import pytest
 
 import shardwright as sw
 from shardwright.cli.app import main
-from tests.client.clusters import running_nodes
 from tests.faults.test_hung_steps import X, double, in_thread
-from tests.server.raw_client import Server, wait_until
+from tests.server.raw_client import wait_until
+from tests.two_nodes import Running
 
 pytestmark = pytest.mark.cluster
 
 
-@pytest.fixture(scope="module")
-def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[list[Server], sw.Session]]:
-    """Two nodes of a device, and a client."""
-    with running_nodes(tmp_path_factory.mktemp("frozen"), [1, 1], "--silence", "5") as nodes:
-        yield nodes
-
-
-def test_a_frozen_daemon_does_not_cost_its_executors_arrays(cluster: tuple[list[Server], sw.Session]) -> None:
-    servers, session = cluster
+def test_a_frozen_daemon_does_not_cost_its_executors_arrays(healed: Running) -> None:
+    servers, session = healed
     step = session.parallelize(double)
     state = step(X)
     np.testing.assert_array_equal(state, 2 * X)
@@ -53,8 +45,8 @@ def test_a_frozen_daemon_does_not_cost_its_executors_arrays(cluster: tuple[list[
     wait_until(lambda: session.status().state == "ready")
 
 
-def test_a_frozen_executor_is_replaced(cluster: tuple[list[Server], sw.Session]) -> None:
-    servers, session = cluster
+def test_a_frozen_executor_is_replaced(healed: Running) -> None:
+    servers, session = healed
     step = session.parallelize(double)
     state = step(X)
     np.testing.assert_array_equal(state, 2 * X)
@@ -74,10 +66,10 @@ def count(state: dict[str, jax.Array]) -> dict[str, jax.Array]:
 
 @pytest.mark.parametrize(("who", "frozen_s"), [("master", 7.0), ("executor", 2.5)])
 def test_who_goes_on_in_time_has_lost_nothing(
-    cluster: tuple[list[Server], sw.Session], capsys: pytest.CaptureFixture[str], who: str, frozen_s: float
+    healed: Running, capsys: pytest.CaptureFixture[str], who: str, frozen_s: float
 ) -> None:
     """A master may stand still for longer than it lets the others be silent: it blames nobody for its own absence."""
-    servers, session = cluster
+    servers, session = healed
     wait_until(lambda: session.status().state == "ready", timeout_s=60)
 
     def blames() -> int:

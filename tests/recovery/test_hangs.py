@@ -2,18 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 
 import shardwright as sw
-from tests.client.clusters import running_nodes
 from tests.recovery.soak import TRAININGS, run_training
 from tests.recovery.training import assert_same, run
-from tests.server.raw_client import Server
+from tests.two_nodes import Running
 
 pytestmark = pytest.mark.cluster
 
@@ -22,14 +19,8 @@ def maybe_endless(x: jax.Array, is_endless: jax.Array) -> jax.Array:
     return jax.lax.while_loop(lambda value: (value[0] < 0) | is_endless, jnp.sin, x)
 
 
-@pytest.fixture(scope="module")
-def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[list[Server], sw.Session]]:
-    with running_nodes(tmp_path_factory.mktemp("hangs"), [1, 1], "--silence", "5") as nodes:
-        yield nodes
-
-
-def test_a_frozen_executor_is_replaced(cluster: tuple[list[Server], sw.Session]) -> None:
-    servers, session = cluster
+def test_a_frozen_executor_is_replaced(healed: Running) -> None:
+    servers, session = healed
     address = session._state.master.address
     with sw.connect(address) as alone:
         expected = run(alone, 16)
@@ -45,9 +36,9 @@ def test_a_frozen_executor_is_replaced(cluster: tuple[list[Server], sw.Session])
 
 
 @pytest.mark.parametrize("kind", ["program", "pipeline"])
-def test_an_executor_that_is_frozen_before_the_first_step(cluster: tuple[list[Server], sw.Session], kind: str) -> None:
+def test_an_executor_that_is_frozen_before_the_first_step(healed: Running, kind: str) -> None:
     """Steps are refused by the executors that follow it, and run on them again; of a pipeline each has some arrays."""
-    servers, session = cluster
+    servers, session = healed
     with sw.connect(session._state.master.address) as alone:
         expected = run_training(alone, TRAININGS[kind])
     with sw.connect(session._state.master.address) as protected:
@@ -59,8 +50,8 @@ def test_an_executor_that_is_frozen_before_the_first_step(cluster: tuple[list[Se
         np.testing.assert_array_equal(leaf, expected_leaf)
 
 
-def test_an_endless_step_is_tried_once_more_and_then_fails(cluster: tuple[list[Server], sw.Session]) -> None:
-    with sw.connect(cluster[1]._state.master.address, snapshot_every=2) as session:
+def test_an_endless_step_is_tried_once_more_and_then_fails(healed: Running) -> None:
+    with sw.connect(healed[1]._state.master.address, snapshot_every=2) as session:
         step = session.parallelize(maybe_endless, step_timeout=4)
         x = np.full(4, 0.5, np.float32)
         results = [step(x, False) for _ in range(5)]

@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 
 import shardwright as sw
-from tests.client.clusters import start
 from tests.replan.training import Run, batch, init, loss_of, train
+from tests.two_nodes import Running
 
 
 def kinds(step: Any) -> list[str]:
@@ -198,17 +198,11 @@ def test_init_and_checkpoints_follow_the_new_plan(session: sw.Session, tmp_path:
 
 
 @pytest.mark.cluster
-def test_state_moves_between_workers(tmp_path: Any) -> None:
-    servers, session = start(tmp_path)
-    try:
-        run = Run(session.parallelize(train, donate_argnums=0, force="data"))
-        run.go()
-        run.step.replan(force="fsdp")
-        run.go()
-        run.step.replan(force=None, stages=2)
-        run.go()
-        run.check_state()
-        session.close()
-    finally:
-        for server in servers:
-            server.stop()
+def test_state_moves_between_workers(healed: Running) -> None:
+    run = Run(healed[1].parallelize(train, donate_argnums=0, force="data"))
+    run.go()
+    run.step.replan(force="fsdp")
+    run.go()
+    run.step.replan(force=None, stages=2)
+    run.go()
+    run.check_state()

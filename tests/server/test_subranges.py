@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from contextlib import ExitStack
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -16,26 +14,23 @@ from shardwright.plans.shardings import Mesh, TensorSharding
 from shardwright.proto.v1 import master_pb2
 from shardwright.protocol import wire
 from tests.server.programs import inputs, layouts, reference, training_step
-from tests.server.raw_client import RawClient, Server, inline
-from tests.server.test_processes import cluster_file, connect
+from tests.server.raw_client import RawClient, inline
+from tests.two_nodes import TwoNodes
 
 pytestmark = pytest.mark.cluster
 
 
-@pytest.fixture(scope="module")
-def client(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RawClient]:
-    """Two nodes of two devices."""
-    path: Path = cluster_file(tmp_path_factory.mktemp("cluster"))
-    with ExitStack() as stack:
-        for task in (0, 1):
-            server = Server(str(path), str(task))
-            stack.callback(server.stop)
-        yield connect(path)
+@pytest.fixture
+def client(two_nodes: TwoNodes) -> Iterator[RawClient]:
+    two_nodes.heal()
+    client = RawClient(two_nodes.address)
+    client.open()
+    yield client
+    client.close()
 
 
 @pytest.mark.parametrize("devices", [range(1), range(2, 4), range(1, 3)], ids=["one", "a node", "across nodes"])
 def test_a_step_on_some_devices_leaves_the_others_alone(client: RawClient, devices: range) -> None:
-    client.open()
     options = PlanOptions(mesh={"data": len(devices)})
     executable, plan = client.ready_program(training_step(), options, devices)
     arguments, outputs = layouts(plan, devices.start)
@@ -59,7 +54,6 @@ def test_a_step_on_some_devices_leaves_the_others_alone(client: RawClient, devic
 
 
 def test_devices_that_the_cluster_lacks_are_refused(client: RawClient) -> None:
-    client.open()
     with pytest.raises(ClusterConfigError, match="devices 3 to 4 of a cluster that has 4"):
         client.ready_program(training_step(), PlanOptions(mesh={"data": 2}), range(3, 5))
 
@@ -72,7 +66,6 @@ def _header(client: RawClient, array_id: int, layout: Layout) -> master_pb2.PutA
 
 @pytest.mark.parametrize(("source", "target"), [(range(2), range(2, 4)), (range(1, 3), range(4)), (range(4), range(1))])
 def test_arrays_move_between_devices_without_the_client(client: RawClient, source: range, target: range) -> None:
-    client.open()
     x = np.arange(24, dtype=np.float32).reshape(6, 4)
     layouts = [
         Layout(
