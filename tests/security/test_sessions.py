@@ -11,11 +11,11 @@ import pytest
 import shardwright as sw
 from shardwright.errors import ArrayError, AuthenticationError, SessionError
 from shardwright.plans.layouts import Layout
-from shardwright.proto.v1 import master_pb2, worker_pb2
+from shardwright.proto.v1 import master_pb2
 from shardwright.protocol import wire
 from shardwright.protocol.session_secrets import id_of, new_secret
 from tests.security.people import EVERYWHERE, PeoplesCluster, put_values, still_has_values, stubs_of
-from tests.server.raw_client import RawClient, is_loopback, listening_addresses, wait_until
+from tests.server.raw_client import RawClient, wait_until
 
 #: A session that never was.
 NOBODYS = id_of(new_secret())
@@ -148,34 +148,6 @@ def test_status_shows_no_id_that_opens_anything(alice: RawClient, olga: RawClien
     assert alice.session is not None
     assert alice.session.session_secret not in text
     assert id_of(alice.session.session_secret) == alice.session_id
-
-
-@pytest.mark.cluster
-def test_snapshots_ask_for_the_daemon_s_key(cluster: PeoplesCluster, alice: RawClient, olga: RawClient) -> None:
-    """Their service is for executors: an operator who knows a session's id reads no parts of it either."""
-    put_values(alice)
-    request = worker_pb2.ListPartsRequest(session_id=alice.session_id, number=1)
-    answers = []
-    for _, port in sorted(listening_addresses(cluster.family())):
-        with grpc.insecure_channel(f"127.0.0.1:{port}") as channel:
-            ask = channel.unary_unary(
-                "/shardwright.proto.v1.Snapshots/ListParts",
-                request_serializer=worker_pb2.ListPartsRequest.SerializeToString,
-                response_deserializer=worker_pb2.ListPartsReply.FromString,
-            )
-            for key in ("", "guess"):
-                metadata = (*olga.metadata, *([("shardwright-snapshots", key)] if key else []))
-                with pytest.raises(grpc.RpcError) as caught:
-                    ask(request, metadata=metadata, timeout=5)
-                answers.append(str(wire.error_from_rpc(caught.value)))
-    assert sum("does not carry this service's key" in answer for answer in answers) == 4, "two daemons, twice"
-
-
-@pytest.mark.cluster
-def test_a_cluster_on_loopback_listens_nowhere_else(cluster: PeoplesCluster) -> None:
-    hosts = [host for host, _ in listening_addresses(cluster.family())]
-    assert len(hosts) >= 5, "the master's, two daemons', two executors'"
-    assert all(map(is_loopback, hosts)), hosts
 
 
 @pytest.mark.cluster

@@ -1,4 +1,4 @@
-"""TLS and tokens between real processes, with certificates made for the test."""
+"""Ports of servers: where they listen, and whom they answer, with TLS (certificates made for the test) and tokens."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ from pathlib import Path
 
 import grpc
 import numpy as np
+import psutil
 import pytest
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
@@ -21,7 +22,9 @@ from shardwright.proto.v1 import master_pb2_grpc, worker_pb2
 from shardwright.protocol import wire
 from shardwright.server.security import check_port, free_port
 from tests.faults.test_load import everywhere, methods
-from tests.server.raw_client import RawClient, Server, command_of, is_loopback, listening_addresses
+from tests.security import people
+from tests.security.people import put_values
+from tests.server.raw_client import RawClient, Server, command_of, embedded, is_loopback, listening_addresses
 
 openssl = shutil.which("openssl")
 
@@ -114,12 +117,12 @@ def test_no_call_is_answered_without_the_token(secured: tuple[list[Server], TlsC
 
 
 def error_of(
-    channel: grpc.Channel, path: str, streams_in: bool, streams_out: bool, metadata: object
+    channel: grpc.Channel, path: str, streams_in: bool, streams_out: bool, metadata: object, request: bytes = b""
 ) -> grpc.RpcError | None:
-    """Of a call with an empty message, of which every kind of message can be made."""
+    """Of a call; every kind of message can be made of an empty one."""
     kind = f"{'stream' if streams_in else 'unary'}_{'stream' if streams_out else 'unary'}"
     try:
-        reply = getattr(channel, kind)(path)(iter([b""]) if streams_in else b"", metadata=metadata, timeout=20)
+        reply = getattr(channel, kind)(path)(iter([request]) if streams_in else request, metadata=metadata, timeout=20)
         if streams_out:
             next(reply, None)
     except grpc.RpcError as error:
@@ -127,19 +130,61 @@ def error_of(
     return None
 
 
-@needs_openssl
+@pytest.fixture
+def running(request: pytest.FixtureRequest) -> Iterator[tuple[list[psutil.Process], RawClient]]:
+    """Servers of the kind that is asked for, with all their processes, and a client with a session."""
+    match request.param:
+        case "plain":
+            nodes = request.getfixturevalue("two_nodes")
+            client = RawClient(nodes.address)
+            client.open()
+            yield [process for server in nodes.servers for process in server.family()], client
+            client.close()
+        case "tokens":
+            yield request.getfixturevalue("cluster").family(), request.getfixturevalue("alice")
+        case "TLS":
+            servers, client = request.getfixturevalue("secured")
+            yield [process for server in servers for process in server.family()], client
+        case "embedded":
+            for server, client in embedded(1):
+                yield server.family(), client
+
+
 @pytest.mark.cluster
-def test_snapshots_ask_for_the_token_too(secured: tuple[list[Server], TlsClient]) -> None:
-    servers, client = secured
-    daemons = [process for server in servers for process in server.family() if "executor" not in command_of(process)]
+@pytest.mark.parametrize(
+    ("running", "bearer", "key", "refusal"),
+    [
+        pytest.param("TLS", "guess", "", "UNAUTHENTICATED", marks=needs_openssl),
+        ("tokens", people.TOKENS["olga"], "", "does not carry this service's key"),
+        ("tokens", people.TOKENS["olga"], "guess", "does not carry this service's key"),
+    ],
+    indirect=["running"],
+)
+def test_snapshots_ask_for_the_token_and_the_daemon_s_key(
+    running: tuple[list[psutil.Process], RawClient], bearer: str, key: str, refusal: str
+) -> None:
+    """Their service is for executors: an operator who knows a session's id reads no parts of it either."""
+    processes, client = running
+    put_values(client, array_id=7)
+    parts = worker_pb2.ListPartsRequest(session_id=client.session_id, number=1).SerializeToString()
+    metadata = [("authorization", f"Bearer {bearer}"), *([("shardwright-snapshots", key)] if key else [])]
+    daemons = [process for process in processes if "executor" not in command_of(process)]
     refusals = 0
     for _, port in listening_addresses(daemons):
-        with grpc.secure_channel(f"127.0.0.1:{port}", client.credentials) as channel:
+        with dial(client, f"127.0.0.1:{port}") as channel:
             for path, streams_in, streams_out in methods("Snapshots", worker_pb2):
-                error = error_of(channel, path, streams_in, streams_out, [("authorization", "Bearer guess")])
+                request = parts if path.endswith("/ListParts") else b""
+                error = error_of(channel, path, streams_in, streams_out, metadata, request)
                 assert error is not None, (path, port)
-                refusals += error.code() is grpc.StatusCode.UNAUTHENTICATED
-    assert refusals >= 2 * 4, "each method, of each node's daemon"
+                refusals += refusal in f"{error.code()} {wire.error_from_rpc(error)}"
+    assert refusals == 2 * 4, "each method, of each node's daemon"
+
+
+def dial(client: RawClient, address: str) -> grpc.Channel:
+    """As the client does."""
+    if isinstance(client, TlsClient):
+        return grpc.secure_channel(address, client.credentials)
+    return grpc.insecure_channel(address)
 
 
 @needs_openssl
@@ -150,11 +195,16 @@ def test_a_client_without_the_authority_hears_where_to_name_it(secured: tuple[li
     assert "SHARDWRIGHT_CA" in str(caught.value)
 
 
-@needs_openssl
 @pytest.mark.cluster
-def test_a_secured_cluster_on_loopback_listens_nowhere_else(secured: tuple[list[Server], TlsClient]) -> None:
-    hosts = [host for server in secured[0] for host, _ in listening_addresses(server.family())]
-    assert len(hosts) >= 5, "the master's, two daemons', two executors'"
+@pytest.mark.parametrize(
+    ("running", "ports"),
+    [("plain", 5), ("tokens", 5), pytest.param("TLS", 5, marks=needs_openssl), ("embedded", 2)],
+    indirect=["running"],
+)
+def test_servers_on_loopback_listen_nowhere_else(running: tuple[list[psutil.Process], RawClient], ports: int) -> None:
+    """ports: the master's, two daemons', two executors' at least; an embedded server's and its executor's."""
+    hosts = [host for host, _ in listening_addresses(running[0])]
+    assert len(hosts) >= ports
     assert all(map(is_loopback, hosts)), hosts
 
 
