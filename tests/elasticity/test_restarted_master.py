@@ -7,13 +7,12 @@ from pathlib import Path
 
 import jax
 import numpy as np
-import psutil
 import pytest
 
 import shardwright as sw
 from tests.elasticity.clusters import ElasticCluster, running, snapshot_of, wait_for_nodes
 from tests.elasticity.training import assert_close, batches, initial, run, run_on_one_device, train
-from tests.server.raw_client import all_gone, wait_until
+from tests.server.raw_client import wait_until
 
 pytestmark = pytest.mark.cluster
 
@@ -131,21 +130,3 @@ def test_a_named_session_goes_on_with_fewer_nodes(cluster: ElasticCluster) -> No
             if number == 16:
                 cluster.start(1)
         assert int(state["count"]) == STEPS
-
-
-def test_no_process_is_left_where_the_master_stays_away(tmp_path: Path) -> None:
-    options = ("--state-dir", str(tmp_path / "state"), "--grace", "5", "--wait", "5", "--rejoin-grace", "1")
-    with running(tmp_path, [1, 1], *options) as cluster:
-        session = cluster.connect()
-        wait_for_nodes(session, 0, 1)
-        family = [process for process in processes_of(cluster) if process.is_running()]
-        assert len([each for each in family if "worker.executor" in " ".join(each.cmdline())]) == 2
-        cluster.kill(0)
-        wait_until(lambda: all_gone(family), 60)
-        session._state.close_quietly()
-
-
-def processes_of(cluster: ElasticCluster) -> list[psutil.Process]:
-    """All of its servers, the daemon of the master's node among them, and their children."""
-    roots = [each for each in psutil.process_iter(["cmdline"]) if str(cluster.path) in (each.info["cmdline"] or ())]
-    return list({each.pid: each for root in roots for each in (root, *root.children(recursive=True))}.values())

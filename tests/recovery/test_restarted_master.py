@@ -31,16 +31,18 @@ GRACE_S = 40.0
 class Cluster:
     """Nodes of two devices; the master keeps its state, and may be killed and started again.
 
-    network: where the nodes are; else all are on loopback.
+    network: where the nodes are; else all are on loopback. sizes: more keys of the cluster file.
     """
 
-    def __init__(self, folder: Path, nodes: int, *options: str, network: NodeNetwork | None = None) -> None:
+    def __init__(
+        self, folder: Path, nodes: int, *options: str, network: NodeNetwork | None = None, **sizes: int
+    ) -> None:
         self._network = network
         hosts = [network.address_of(node) if network else "127.0.0.1" for node in range(nodes)]
         entries = [{"ip": host, "port": free_port(), "devices": 2} for host in hosts]
         self._file = folder / "cluster.json"
         protection = {"insecure": True} if network else {}
-        self._file.write_text(json.dumps({"master": entries[0], "workers": entries[1:], **protection}))
+        self._file.write_text(json.dumps({"master": entries[0], "workers": entries[1:], **protection, **sizes}))
         self._options = ("--state-dir", str(folder / "state"), "--grace", str(GRACE_S), *options)
         self.address = f"{hosts[0]}:{entries[0]['port']}"
         self.servers = [self._make_server(task) for task in range(nodes)]
@@ -335,8 +337,15 @@ def test_a_new_process_takes_the_session_up(cluster: Cluster) -> None:
     assert "run-7" not in {each.name for each in cluster.session.status().sessions}, "it was closed"
 
 
-def test_without_a_master_everything_ends_after_the_grace(tmp_path: Path) -> None:
-    cluster = Cluster(tmp_path, 2, "--grace", "6", "--wait", "6")
+@pytest.mark.parametrize(
+    ("options", "sizes"), [((), {}), (("--rejoin-grace", "1"), {"min_nodes": 1})], ids=["fixed", "elastic"]
+)
+def test_without_a_master_everything_ends_after_the_grace(
+    tmp_path: Path, options: tuple[str, ...], sizes: dict[str, int]
+) -> None:
+    cluster = Cluster(tmp_path, 2, "--grace", "6", "--wait", "6", *options, **sizes)
+    wait_until(lambda: len(cluster.executors()) == 2, timeout_s=60)  # an elastic one begins with one node
+    wait_until(lambda: cluster.session.status().state == "ready", timeout_s=60)
     x = np.ones(4, np.float32)
     np.testing.assert_array_equal(cluster.session.parallelize(lambda x: x + 1)(x), x + 1)
     processes = cluster.processes()
