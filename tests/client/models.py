@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from functools import cache
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
+
+import shardwright as sw
 
 FEATURES, HIDDEN, CLASSES, ROWS = 16, 32, 8, 16
 
@@ -61,3 +64,25 @@ def distance(ours: Any, theirs: Any) -> float:
         float(np.linalg.norm(np.asarray(a) - np.asarray(b)) / max(np.linalg.norm(np.asarray(b)), 1e-12))
         for a, b in pairs
     )
+
+
+@cache
+def sgd_on_one_device(steps: int) -> tuple[Any, list[float]]:
+    """Parameters and losses."""
+    params, step, losses = jax.jit(init_params)(jax.random.key(0)), jax.jit(sgd_step), []
+    for batch in batches(steps):
+        params, loss = step(params, batch)
+        losses.append(float(loss))
+    return params, losses
+
+
+def train_as_on_one_device(session: sw.Session, **options: Any) -> sw.Step:
+    """Ten steps of SGD through servers, whose numbers are those of one device; the step that made them."""
+    step = session.parallelize(sgd_step, donate_argnums=0, **options)
+    params = step.init(init_params, jax.random.key(0))
+    expected, expected_losses = sgd_on_one_device(10)
+    for batch, expected_loss in zip(batches(10), expected_losses, strict=True):
+        params, loss = step(params, batch)
+        assert abs(float(loss) - expected_loss) <= 1e-5
+    assert distance(params, expected) <= 1e-5
+    return step

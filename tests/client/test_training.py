@@ -18,6 +18,7 @@ from tests.client.models import (
     init_params,
     loss_of,
     sgd_step,
+    train_as_on_one_device,
 )
 
 KEY = jax.random.key(0)
@@ -37,14 +38,7 @@ KEY = jax.random.key(0)
     ids=["planned", "data", "tensor", "mixed", "fsdp", "pins"],
 )
 def test_ten_sgd_steps_agree_with_single_device_jax(session: sw.Session, force: Any, mesh: Any) -> None:
-    step = session.parallelize(sgd_step, donate_argnums=0, force=force, mesh=mesh)
-    params = step.init(init_params, KEY)
-    expected, reference = jax.jit(init_params)(KEY), jax.jit(sgd_step)
-    for batch in batches(10):
-        params, loss = step(params, batch)
-        expected, expected_loss = reference(expected, batch)
-        assert abs(float(loss) - float(expected_loss)) <= 1e-5
-    assert distance(params, expected) <= 1e-5
+    step = train_as_on_one_device(session, force=force, mesh=mesh)
     if force is not None:
         assert step.plan.origin != "search"
         assert "all-reduce" in step.report or "all-gather" in step.report

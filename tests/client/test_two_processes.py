@@ -22,7 +22,7 @@ from shardwright.client.arrays import RemoteArray
 from shardwright.client.placement import Placement, RowParts
 from shardwright.plans.layouts import Layout
 from shardwright.plans.shardings import Mesh, TensorSharding
-from tests.client.models import adamw_step, batches, distance, init_adamw, init_params, loss_of, sgd_step
+from tests.client.models import adamw_step, batches, distance, init_adamw, loss_of, train_as_on_one_device
 from tests.client.recorded import open_recorded
 
 pytestmark = pytest.mark.cluster
@@ -78,14 +78,7 @@ def _connect(address: str) -> sw.Session:
     ids=["planned", "data", "tensor", "mixed", "fsdp"],
 )
 def test_ten_sgd_steps_agree_with_single_device_jax(cluster: sw.Session, force: Any, mesh: Any) -> None:
-    step = cluster.parallelize(sgd_step, donate_argnums=0, force=force, mesh=mesh)
-    params = step.init(init_params, KEY)
-    expected = jax.jit(init_params)(KEY)
-    for batch in batches(10):
-        params, loss = step(params, batch)
-        expected, expected_loss = jax.jit(sgd_step)(expected, batch)
-        assert abs(float(loss) - float(expected_loss)) <= 1e-5
-    assert distance(params, expected) <= 1e-5
+    train_as_on_one_device(cluster, force=force, mesh=mesh)
 
 
 def test_adamw_with_uploaded_state_an_eval_step_and_a_smaller_batch(cluster: sw.Session) -> None:

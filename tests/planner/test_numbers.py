@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Callable
 from functools import cache
 from typing import Any
 
@@ -15,6 +16,7 @@ from shardwright.clusters.cluster import Cluster
 from shardwright.options.plan_options import PlanOptions
 from shardwright.planner import plan
 from shardwright.plans.plan import Plan
+from tests.planner.microbatch.microbatch_programs import EXACT, small_gpt2
 from tests.planner.programs import PROGRAMS, Program, lower, mlp
 
 STEPS = 3
@@ -78,29 +80,51 @@ def assert_same(planned: list[list[np.ndarray]], single: list[list[np.ndarray]])
             assert distance <= 1e-5 * max(np.linalg.norm(b.astype(np.float64)), 1e-2)
 
 
+MODELS: dict[str, Callable[[], Program]] = {
+    **PROGRAMS,
+    "small gpt2": small_gpt2,
+    **{name: EXACT[name] for name in ("masked", "time major", "rematerialised")},
+}
+
+
 @cache
 def program_of(name: str) -> tuple[Program, str, list[list[np.ndarray]]]:
     """A program, its text, and its numbers on one device."""
-    program = PROGRAMS[name]()
+    program = MODELS[name]()
     return program, lower(program), run_single(program)
 
 
-@pytest.mark.dear
-@pytest.mark.parametrize("name", PROGRAMS)
-@pytest.mark.parametrize("force", FORCES)
-def test_planned_steps_give_single_device_numbers(name: str, force: str | None) -> None:
-    program, text, single = program_of(name)
-    planned = plan(text, Cluster.local(8), PlanOptions(force=force))
-    assert_same(run_planned(program, planned), single)
+DATA_MODEL = {"data": 2, "model": 4}
+THREE_AXES = {"data": 2, "model": 2, "sequence": 2}
+
+
+def label(value: str | dict[str, Any]) -> str:
+    if isinstance(value, str):
+        return value
+    return " ".join(
+        "x".join(map(str, each.values())) if isinstance(each, dict) else str(each) for each in value.values()
+    )
 
 
 @pytest.mark.dear
-@pytest.mark.parametrize("name", ["mlp", "scan"])
-def test_three_axes_give_single_device_numbers(name: str) -> None:
+@pytest.mark.parametrize(
+    ("name", "options"),
+    [
+        *((name, {"force": force}) for force in FORCES for name in PROGRAMS),
+        *((name, {"force": "mixed", "mesh": THREE_AXES}) for name in ("mlp", "scan")),
+        # in micro-batches, forced and searched
+        ("small gpt2", {"force": "data", "micro_batches": 2}),
+        ("small gpt2", {"force": "mixed", "mesh": DATA_MODEL, "micro_batches": 4}),
+        ("small gpt2", {"force": "fsdp", "micro_batches": 2}),
+        *((name, {"mesh": DATA_MODEL, "micro_batches": 2}) for name in ("masked", "time major", "rematerialised")),
+    ],
+    ids=label,
+)
+def test_planned_steps_give_single_device_numbers(name: str, options: dict[str, Any]) -> None:
     program, text, single = program_of(name)
-    options = PlanOptions(mesh={"data": 2, "model": 2, "sequence": 2}, force="mixed")
-    planned = plan(text, Cluster.local(8), options)
-    assert {axis for collective in planned.collectives for axis in collective.axes} == {"data", "model", "sequence"}
+    planned = plan(text, Cluster.local(8), PlanOptions(**options))
+    if options.get("mesh") == THREE_AXES:
+        assert {axis for collective in planned.collectives for axis in collective.axes} == THREE_AXES.keys()
     assert_same(run_planned(program, planned), single)
 
 

@@ -207,6 +207,10 @@ def images() -> Program:
     return descent(loss, params, normal(4, BATCH, 6, 6, 2), integers(5, 5, BATCH))
 
 
+def small_gpt2() -> Program:
+    return gpt2(layers=1, width=16, heads=2, vocabulary=32, length=6, batch=16)
+
+
 EXACT: dict[str, Callable[[], Program]] = {
     "gpt2 tied": lambda: gpt2(layers=1, width=16, heads=2, vocabulary=32, length=6, batch=4),
     "scan": lambda: scan(layers=2, batch=4, width=8),

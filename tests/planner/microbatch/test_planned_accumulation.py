@@ -1,4 +1,4 @@
-"""Steps cut into micro-batches, planned and run on eight CPU devices like any other."""
+"""Steps cut into micro-batches, planned like any other; `tests/planner/test_numbers.py` runs them."""
 
 from __future__ import annotations
 
@@ -12,15 +12,10 @@ from shardwright.options.plan_options import PlanOptions
 from shardwright.planner import plan
 from shardwright.plans.plan import Plan
 from shardwright.user_plans import compile_and_prove
-from tests.planner.microbatch.microbatch_programs import EXACT
-from tests.planner.programs import Program, gpt2, lower
-from tests.planner.test_numbers import assert_same, run_planned, run_single
+from tests.planner.microbatch.microbatch_programs import small_gpt2
+from tests.planner.programs import Program, lower
 
 EIGHT = Cluster.local(8)
-
-
-def small_gpt2() -> Program:
-    return gpt2(layers=1, width=16, heads=2, vocabulary=32, length=6, batch=16)
 
 
 def cut(program: Program, micro_batches: int, **options: Any) -> Plan:
@@ -32,25 +27,6 @@ def gradient_wire_bytes(planned: Plan) -> dict[str, int]:
     return {
         each.cause: each.wire_bytes * each.count for each in planned.collectives if each.cause.startswith("gradient")
     }
-
-
-@pytest.mark.dear
-@pytest.mark.parametrize(
-    ("options", "micro_batches"),
-    [({"force": "data"}, 2), ({"force": "mixed", "mesh": {"data": 2, "model": 4}}, 4), ({"force": "fsdp"}, 2)],
-    ids=["data", "mixed", "fsdp"],
-)
-def test_planned_steps_give_single_device_numbers(options: dict[str, Any], micro_batches: int) -> None:
-    program = small_gpt2()
-    assert_same(run_planned(program, cut(program, micro_batches, **options)), run_single(program))
-
-
-@pytest.mark.dear
-@pytest.mark.parametrize("name", ["masked", "time major", "rematerialised"])
-def test_searched_plans_give_single_device_numbers(name: str) -> None:
-    program = EXACT[name]()
-    planned = cut(program, 2, mesh={"data": 2, "model": 4})
-    assert_same(run_planned(program, planned), run_single(program))
 
 
 @pytest.mark.dear
