@@ -6,18 +6,16 @@ Every test's CPU seconds go into the report that --junit-xml writes.
 from __future__ import annotations
 
 import atexit
+import importlib
 import os
 import shutil
 import signal
 import sys
 import tempfile
 from collections.abc import Iterator
-from typing import TYPE_CHECKING
+from typing import Any
 
 import pytest
-
-if TYPE_CHECKING:
-    from tests.two_nodes import Running, TwoNodes
 
 _DEVICES = "--xla_force_host_platform_device_count"
 
@@ -60,27 +58,25 @@ def pytest_runtest_makereport(item: pytest.Item, call: pytest.CallInfo[None]) ->
 
 
 # ---- two nodes of two devices, one pair a process, for every test that needs no others -------------------------
-# What imports JAX is imported where it is used: at collection nothing is.
 @pytest.fixture(scope="session")
-def started_nodes(tmp_path_factory: pytest.TempPathFactory) -> Iterator[TwoNodes]:
+def started_nodes(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
     """As the last test left them; `two_nodes` and `healed` mend them first."""
-    from tests.two_nodes import TwoNodes
-
-    nodes = TwoNodes(tmp_path_factory.mktemp("two_nodes"))
+    # By name: it imports JAX, and concerns those tests alone that import it, too.
+    nodes = importlib.import_module("tests.two_nodes").TwoNodes(tmp_path_factory.mktemp("two_nodes"))
     yield nodes
     nodes.stop()
 
 
 @pytest.fixture(scope="module")
-def two_nodes(started_nodes: TwoNodes) -> TwoNodes:
-    """As new for each module, for fixtures of a module."""
+def two_nodes(started_nodes: Any) -> Any:
+    """A `TwoNodes` that is as new for each module, for fixtures of a module."""
     started_nodes.heal()
     return started_nodes
 
 
 @pytest.fixture
-def healed(two_nodes: TwoNodes) -> Iterator[Running]:
-    """As new for each test: their servers, and a session that ends with the test."""
+def healed(two_nodes: Any) -> Iterator[Any]:
+    """A `Running` that is as new for each test: servers, and a session that ends with the test."""
     two_nodes.heal()
     session = two_nodes.connect()
     yield two_nodes.servers, session

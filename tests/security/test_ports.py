@@ -25,6 +25,7 @@ from tests.faults.test_load import everywhere, methods
 from tests.security import people
 from tests.security.people import put_values
 from tests.server.raw_client import RawClient, Server, command_of, embedded, is_loopback, listening_addresses
+from tests.two_nodes import TwoNodes
 
 openssl = shutil.which("openssl")
 
@@ -135,7 +136,7 @@ def running(request: pytest.FixtureRequest) -> Iterator[tuple[list[psutil.Proces
     """Servers of the kind that is asked for, with all their processes, and a client with a session."""
     match request.param:
         case "plain":
-            nodes = request.getfixturevalue("two_nodes")
+            nodes: TwoNodes = request.getfixturevalue("two_nodes")
             client = RawClient(nodes.address)
             client.open()
             yield [process for server in nodes.servers for process in server.family()], client

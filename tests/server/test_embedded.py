@@ -41,6 +41,7 @@ from tests.server.raw_client import (
     inline,
     wait_until,
 )
+from tests.two_nodes import TwoNodes
 
 pytestmark = pytest.mark.cluster
 
@@ -468,7 +469,7 @@ def losing(request: pytest.FixtureRequest) -> Iterator[tuple[Server, RawClient]]
         server, main = request.getfixturevalue("running")
         client = RawClient(main.channel_address, main.token)
     else:
-        nodes = request.getfixturevalue("two_nodes")
+        nodes: TwoNodes = request.getfixturevalue("two_nodes")
         server, client = nodes.servers[1], RawClient(nodes.address)
     client.open()
     yield server, client
