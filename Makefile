@@ -14,8 +14,7 @@ PYTEST_ARGS ?=
 # Tests run in two processes; more cores: make WORKERS=8 test. Those marked `cluster` wait for servers and ranks most of the
 # time, so more of them run side by side.
 WORKERS ?= 2
-CLUSTER_WORKERS ?= $(shell echo $$((2 * $(WORKERS))))
-RUN_TESTS := $(BIN)/python scripts/run_tests.py --workers $(WORKERS) --cluster-workers $(CLUSTER_WORKERS)
+RUN_TESTS := $(BIN)/python scripts/run_tests.py --workers $(WORKERS)
 
 # The first interpreter that really runs and is new enough; `make PYTHON=/path/to/python setup` overrides.
 PYTHON ?= $(shell for python in python3.11 python3.12 python3.13 python3 python; do \

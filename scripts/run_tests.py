@@ -1,6 +1,6 @@
 """Run tests: the quick ones, or all, those that wait for clusters beside those that compute.
 
-    python scripts/run_tests.py quick|all [--workers N] [--cluster-workers N] [--only PATH…] [-- pytest's arguments]
+    python scripts/run_tests.py quick|all [--workers N] [--only PATH…] [-- pytest's arguments]
 
 Every command of pytest's leaves a report in build/tests, from which scripts/durations.py makes the table of what tests
 cost. Tests of servers, limits and clocks may fail because of what runs beside them. What failed is run once more, when
@@ -52,10 +52,12 @@ class Group:
         return subprocess.run(self.command(arguments, how), cwd=ROOT, check=False).returncode
 
 
-def groups_of(tier: str, workers: int, cluster_workers: int) -> tuple[Group, ...]:
-    """A module's tests share its cluster, so a process takes whole files of those."""
+def groups_of(tier: str, workers: int) -> tuple[Group, ...]:
+    """Those of clusters wait most of the time: twice as many processes take them. A module's tests share its cluster, so
+    a process takes whole files of those.
+    """
     computing = ("-n", str(workers), "--dist", "worksteal")
-    waiting = ("-n", str(cluster_workers), "--dist", "loadfile")
+    waiting = ("-n", str(2 * workers), "--dist", "loadfile")
     if tier == "quick":
         return (Group(name="quick", marks="not cluster and not dear", how=computing),)
     return (
@@ -110,11 +112,10 @@ def main(arguments: Sequence[str]) -> int:
     parser = argparse.ArgumentParser(description="Run tests.")
     parser.add_argument("tier", choices=("quick", "all"))
     parser.add_argument("--workers", type=int, default=2)
-    parser.add_argument("--cluster-workers", type=int, default=6)
     parser.add_argument("--only", nargs="*", default=[], metavar="PATH")
     options = parser.parse_args(arguments[:end])
     extra = [*arguments[end + 1 :], *options.only]
-    code = run_groups(groups_of(options.tier, options.workers, options.cluster_workers), extra)
+    code = run_groups(groups_of(options.tier, options.workers), extra)
     if code == 0 and options.tier == "all" and not extra:
         write_passed()
     return code

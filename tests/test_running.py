@@ -67,5 +67,5 @@ def test_the_commit_is_written_where_nothing_lies_beside_it(project: Path) -> No
 
 
 def test_every_test_is_in_one_group_of_all_tiers() -> None:
-    assert [group.marks for group in groups_of("all", 2, 4)] == ["not cluster", "cluster"]
-    assert [group.marks for group in groups_of("quick", 2, 4)] == ["not cluster and not dear"]
+    assert [group.marks for group in groups_of("all", 2)] == ["not cluster", "cluster"]
+    assert [group.marks for group in groups_of("quick", 2)] == ["not cluster and not dear"]
