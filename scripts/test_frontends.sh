@@ -76,6 +76,9 @@ install() {
     printf '%s\n' "$state" > "$place/.stamp"
 }
 
+# The tests of one run while the next one is installed, and beside its tests: each waits for its servers half of the time.
+declare -A running=()
+trap 'kill "${running[@]}" 2> /dev/null || true' EXIT
 for name in "${names[@]}"; do
     place="build/frontends/$name"
     status=0
@@ -88,6 +91,19 @@ for name in "${names[@]}"; do
         echo "the environment of $name could not be installed" >&2
         exit "$status"
     fi
-    echo "tests of $name"
-    "$place/bin/python" -m pytest "${folder[$name]}" -p no:xdist "$@"
+    echo "tests of $name, into $place/tests.log"
+    "$place/bin/python" -m pytest "${folder[$name]}" -p no:xdist -o cache_dir="$place/tests" "$@" > "$place/tests.log" 2>&1 &
+    running[$name]=$!
 done
+
+result=0
+for name in "${names[@]}"; do
+    [[ -n ${running[$name]:-} ]] || continue
+    status=0
+    wait "${running[$name]}" || status=$?
+    unset "running[$name]"
+    echo "tests of $name:"
+    cat "build/frontends/$name/tests.log"
+    [[ $status == 0 ]] || result=$status
+done
+exit "$result"
