@@ -17,6 +17,7 @@ from shardwright.plans.plan_text import encode_plan, plan_to_json
 
 if TYPE_CHECKING:
     from shardwright.report.proof import Proof
+    from shardwright.xla import CompileService
     from shardwright.xla.jax_shardings import PlanShardings
 
 
@@ -41,16 +42,12 @@ def compile_and_prove(
     unknown or has no machine of the plan's size, PlatformError with the command that installs its packages where they
     are missing, CompilationError if XLA refuses the program, DeadlineError after `deadline_s` seconds.
     """
-    from shardwright.report.proof import prove
     from shardwright.xla import CompileService
 
     if on is not None:
         return _prove_on(on, plan, plan.mesh.device_count, tolerance, deadline_s, packages)
     with CompileService(plan.mesh.device_count) as service:
-        program = service.compile(
-            plan.require_hlo(), plan, want_executable=False, inspect=inspect, deadline_s=deadline_s
-        )
-    return prove(plan, program.collectives, tolerance=tolerance)
+        return _prove_here(service, plan, tolerance, inspect, deadline_s)
 
 
 def prove_programs(
@@ -66,15 +63,32 @@ def prove_programs(
 
     on: the devices of the pipeline, of which each program takes its stage's number.
     """
+    from shardwright.xla import CompileService
+
     if on is None:
-        return {
-            program.name: compile_and_prove(program.plan, tolerance=tolerance, inspect=inspect, deadline_s=deadline_s)
-            for program in plan.programs
-        }
+        with CompileService(max(program.plan.mesh.device_count for program in plan.programs)) as service:
+            return {
+                program.name: _prove_here(service, program.plan, tolerance, inspect, deadline_s)
+                for program in plan.programs
+            }
     return {
         program.name: _prove_on(on, program.plan, plan.device_count, tolerance, deadline_s, packages)
         for program in plan.programs
     }
+
+
+def _prove_here(
+    service: CompileService,
+    plan: PlannedProgram,
+    tolerance: float,
+    inspect: Literal["compiled", "partition-pass"],
+    deadline_s: float | None,
+) -> Proof:
+    """The proof by this machine's compiler."""
+    from shardwright.report.proof import prove
+
+    program = service.compile(plan.require_hlo(), plan, want_executable=False, inspect=inspect, deadline_s=deadline_s)
+    return prove(plan, program.collectives, tolerance=tolerance)
 
 
 def _prove_on(

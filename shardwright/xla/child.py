@@ -65,6 +65,7 @@ class CompileChild:
         self._reader = ChildOutputReader(cast(BinaryIO, self._process.stderr), self._output.take)
         self._buffer = bytearray()
         self._is_ended = False
+        self._is_finishing = False
         try:
             self._read(time.monotonic() + CHILD_START_TIMEOUT_S)
         except BaseException as error:
@@ -79,12 +80,24 @@ class CompileChild:
     def is_alive(self) -> bool:
         return self._process.poll() is None
 
+    def is_ready(self, patience_s: float) -> bool:
+        """Whether it can take another request, soon: XLA may not be through with what was only to be partitioned."""
+        if self._is_finishing:
+            try:
+                self._read(time.monotonic() + patience_s)
+            except (CompilationAbortedError, DeadlineError):
+                return False
+            self._is_finishing = False
+        return self.is_alive
+
     def request(self, header: Header, blobs: list[bytes], until: float | None) -> tuple[Header, list[bytes]]:
         try:
             write_message(cast(BinaryIO, self._process.stdin), {**header, "about": current()}, blobs)
         except OSError:
             raise self._died() from None
-        return self._read(until)
+        reply = self._read(until)
+        self._is_finishing = header.get("inspect") == "partition-pass"
+        return reply
 
     def kill(self) -> None:
         """End the process while another thread waits for its answer."""

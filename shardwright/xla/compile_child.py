@@ -67,7 +67,10 @@ def _answer(answers: BinaryIO, header: Header, blobs: list[bytes]) -> None:
         reply, payload = _error(InternalError(f"the compile child failed: {type(error).__name__}: {error}")), []
     write_message(answers, reply, payload)
     if header.get("inspect") == "partition-pass":
-        os._exit(0)  # XLA is still compiling in a thread: nobody waits for that
+        from shardwright.xla.compiling import wait_for_xla
+
+        wait_for_xla()  # what ends XLA from here on is no fault of the next program's
+        write_message(answers, {"ready": True})
 
 
 def _error(error: ShardwrightError) -> Header:

@@ -5,9 +5,9 @@ from __future__ import annotations
 import gzip
 import shutil
 import tempfile
-import threading
 import time
 from collections.abc import Mapping
+from concurrent import futures
 from dataclasses import replace
 from pathlib import Path
 from types import MappingProxyType
@@ -30,6 +30,9 @@ _PARTITIONED = "*after_spmd-partitioning*.txt"
 #: For devices that are not here: the same of XLA:GPU and the TPU compiler, ahead of the first of their combiners.
 _DUMPED_PASSES_ELSEWHERE = ".*all-gather-combiner"
 _BEFORE_COMBINER_ELSEWHERE = "*before_*all-gather-combiner*.txt"
+
+#: Compiles what is read before XLA is through with it.
+_BESIDE = futures.ThreadPoolExecutor(max_workers=1, thread_name_prefix="xla")
 
 
 def compile_planned(hlo_text: str, plan: Plan, *, want_executable: bool) -> CompiledProgram:
@@ -78,7 +81,7 @@ def compile_emitted(stablehlo: str, plan: Plan, *, want_executable: bool) -> Com
 def inspect_partitioned(hlo_text: str, plan: Plan) -> CompiledProgram:
     """Read the collectives right after XLA's partitioner, minutes before a deep model is compiled.
 
-    XLA goes on compiling in a thread of this process: end the process afterwards.
+    XLA goes on compiling in a thread of this process; see `wait_for_xla`.
     """
     started = time.perf_counter()
     stablehlo = emit_stablehlo(hlo_text, plan, with_stand_ins=True)
@@ -102,35 +105,29 @@ def partition_hlo(stablehlo: str, device_count: int) -> str:
     refuses the program.
     """
     folder = tempfile.mkdtemp(prefix="shardwright-xla-")
+    compilation = _BESIDE.submit(_compile, stablehlo, private.devices_to_compile_for(device_count), folder)
     try:
-        return _partition_text(stablehlo, private.devices_to_compile_for(device_count), folder)
+        return _partition_text(compilation, device_count, folder)
     finally:
-        shutil.rmtree(folder, ignore_errors=True)
+        compilation.add_done_callback(lambda _: shutil.rmtree(folder, ignore_errors=True))
 
 
-def _partition_text(stablehlo: str, devices: list[Any], folder: str) -> str:
-    failures: list[Exception] = []
-    compiled: list[Any] = []
+def wait_for_xla() -> None:
+    """Wait until XLA is through with what `partition_hlo` has read, or has refused it."""
+    _BESIDE.submit(lambda: None).result()
 
-    def work() -> None:
-        try:
-            compiled.append(_compile(stablehlo, devices, folder))
-        except Exception as error:
-            failures.append(error)
 
-    thread = threading.Thread(target=work, daemon=True)
-    thread.start()
-    while thread.is_alive() and not failures:
+def _partition_text(compilation: futures.Future[Any], device_count: int, folder: str) -> str:
+    while not compilation.done():
         text = _newest(folder, _PARTITIONED)
         # The dump is written in one go; its last line closes the last computation.
         if text is not None and text.rstrip().endswith("}"):
             return text
-        thread.join(DUMP_POLL_S)
-    if failures:
-        raise failures[0]
+        futures.wait([compilation], DUMP_POLL_S)
+    executable = compilation.result()
     text = _newest(folder, _PARTITIONED)
-    if text is None and len(devices) == 1:
-        text = private.hlo_of_executable(compiled[0])
+    if text is None and device_count == 1:
+        text = private.hlo_of_executable(executable)
     if text is None:
         raise CompilationError("XLA dumped no partitioned program", remedy="run `shardwright doctor`")
     return text

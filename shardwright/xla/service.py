@@ -28,7 +28,13 @@ from shardwright.xla.child import ChildKilledError, CompileChild
 from shardwright.xla.compiled import CompiledMemory, CompiledProgram, ObservedCollective
 from shardwright.xla.compilers import CompilerInFolder
 from shardwright.xla.messages import Header
-from shardwright.xla.tuning import BYTES_OF_ANY, BYTES_OF_SQUARE_MB, BYTES_WORTH_A_CHILD, SLOT_LOOK_S
+from shardwright.xla.tuning import (
+    BYTES_OF_ANY,
+    BYTES_OF_SQUARE_MB,
+    BYTES_WORTH_A_CHILD,
+    FINISHING_PATIENCE_S,
+    SLOT_LOOK_S,
+)
 
 _log = logging.getLogger("shardwright.xla")
 
@@ -138,9 +144,9 @@ class CompileService:
         """
         header = {"job": "compile", "inspect": inspect, "want_executable": want_executable}
         blobs = [hlo_text.encode(), plan_to_json(plan).encode()]
-        is_partial = inspect == "partition-pass"
+        ends_child = inspect == "partition-pass" and len(hlo_text) > BYTES_WORTH_A_CHILD
         devices = plan.mesh.device_count
-        result = self._request(header, blobs, deadline_s, devices, cancellation, ends_child=is_partial)
+        result = self._request(header, blobs, deadline_s, devices, cancellation, ends_child=ends_child)
         self._keep_one()
         return _program(*result)
 
@@ -191,8 +197,8 @@ class CompileService:
         earlier.
         """
         header = {"job": "compile_stablehlo", "device_count": self.device_count, "inspect": inspect}
-        is_partial = inspect == "partition-pass"
-        _, parts = self._request(header, [stablehlo.encode()], deadline_s, self.device_count, ends_child=is_partial)
+        ends_child = inspect == "partition-pass" and len(stablehlo) > BYTES_WORTH_A_CHILD
+        _, parts = self._request(header, [stablehlo.encode()], deadline_s, self.device_count, ends_child=ends_child)
         return parts[0].decode()
 
     def close(self) -> None:
@@ -314,7 +320,7 @@ class CompileService:
         with self._lock:
             if self._idle:
                 child = self._idle.pop()
-        if child is not None and (not child.is_alive or child.device_count < devices):
+        if child is not None and not (child.device_count >= devices and child.is_ready(FINISHING_PATIENCE_S)):
             child.end()
             child = None
         child = child or CompileChild(devices, self.platform, self._gpu_ids, self._compiler)

@@ -18,6 +18,10 @@ BYTES_OF_SQUARE_MB = 1 << 30
 #: Bytes of text for which another child is worth its start, 1.6 s of CPU.
 BYTES_WORTH_A_CHILD = 200_000
 
+#: Seconds that the next request waits for a child whose last program was only to be partitioned and which compiles it
+#: to the end; after that another child is started.
+FINISHING_PATIENCE_S = 2.0
+
 #: Seconds between two looks at whether a compilation that waits for a child is still wanted.
 SLOT_LOOK_S = 0.5
 

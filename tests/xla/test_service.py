@@ -105,6 +105,20 @@ def test_the_partitioner_alone(service):
     assert [(c.kind, c.group_size, c.op_name) for c in program.collectives] == [("all-reduce", 4, DOT)]
 
 
+def test_one_child_partitions_small_programs_one_after_the_other(service):
+    children = set()
+    for _ in range(3):
+        assert service.compile(HLO, PLAN, inspect="partition-pass").collectives
+        children.update(service._idle)
+    assert len(children) == 1
+
+
+def test_the_next_program_is_not_blamed_for_the_end_of_xla_in_the_one_before(service):
+    expected = service.compile(HLO, PLAN, inspect="partition-pass").collectives
+    service._idle[0]._process.kill()
+    assert service.compile(HLO, PLAN, inspect="partition-pass").collectives == expected
+
+
 def test_closing_leaves_no_process_and_no_files():
     service = CompileService(2)
     service.emit(HLO, PLAN)
