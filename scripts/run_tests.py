@@ -53,8 +53,8 @@ class Group:
 
 
 def groups_of(tier: str, workers: int) -> tuple[Group, ...]:
-    """Those of clusters wait most of the time: twice as many processes take them. A module's tests share its cluster, so
-    a process takes whole files of those.
+    """Tests of clusters wait most of the time: twice as many processes take them, and whole files each, since the tests
+    of a module share its cluster.
     """
     computing = ("-n", str(workers), "--dist", "worksteal")
     waiting = ("-n", str(2 * workers), "--dist", "loadfile")
