@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import contextlib
+import copy
+import functools
 import math
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
@@ -54,6 +56,19 @@ def make_search(text: str, limits: SearchLimits = SearchLimits(), **options: obj
     return Search(text, CLUSTER, PlanOptions(**{**ONE_WAY, **options}), limits=limits)  # type: ignore[arg-type]
 
 
+@functools.cache
+def _start(text: str, limits: SearchLimits, options: tuple[tuple[str, object], ...]) -> tuple[Search, CandidatePlan]:
+    search = make_search(text, limits, **dict(options))
+    outcome = search.search_meshes()
+    return search, outcome.evaluate(outcome.fastest)
+
+
+def start(text: str, limits: SearchLimits = SearchLimits(), **options: object) -> tuple[Search, CandidatePlan]:
+    """A search of the caller's own, and its fastest plan, which is looked for once in all tests."""
+    search, fastest = _start(text, limits, tuple(sorted(options.items())))
+    return copy.copy(search), fastest
+
+
 def make_search_on_gpus(limits: SearchLimits) -> Search:
     """A step of two layers on four A100."""
     cluster = replace(CLUSTER, hardware=PLAIN_A100)
@@ -75,9 +90,7 @@ def test_one_dear_price_tells_that_nothing_fits() -> None:
 
 @pytest.mark.dear
 def test_what_nearly_fits_gets_a_price_that_is_nearly_nothing_first() -> None:
-    search = make_search(TWO_LAYERS)
-    outcome = search.search_meshes()
-    fastest = outcome.evaluate(outcome.fastest)
+    search, fastest = start(TWO_LAYERS)
     limit = search.bytes_needed(fastest) * 985 // 1000
     assert make_search(TWO_LAYERS, memory_budget=limit).run().cost.step_s <= 1.02 * fastest.cost.step_s
     search.limit_bytes = limit
@@ -90,9 +103,7 @@ def test_what_nearly_fits_gets_a_price_that_is_nearly_nothing_first() -> None:
 @pytest.mark.dear
 @pytest.mark.parametrize("text", [STEP, SCAN])
 def test_the_bytes_that_are_priced_are_those_that_a_plan_takes_at_the_peak(text: str) -> None:
-    search = make_search(text)
-    outcome = search.search_meshes()
-    candidate = outcome.evaluate(outcome.fastest)
+    search, candidate = start(text)
     model = search.memory_model(candidate.chain.graph.variables.shared_layouts)
     check_priced(search, candidate, model.constraint_at_peak(candidate.decisions))
 
@@ -113,9 +124,7 @@ NOTHING = MemoryConstraint(values={}, layout_copies=frozenset(), always_live=fro
 
 
 def test_what_products_turn_has_a_price() -> None:
-    search = make_search(STEP)
-    outcome = search.search_meshes()
-    candidate = outcome.evaluate(outcome.fastest)
+    search, candidate = start(STEP)
     model = search.memory_model(candidate.chain.graph.variables.shared_layouts)
     products = [node.index for node in search.flow.nodes if node.instruction.opcode == "dot"]
     peak = replace(
@@ -135,9 +144,7 @@ def test_what_products_turn_has_a_price() -> None:
 
 def test_what_one_reader_has_brought_to_another_layout_has_a_price() -> None:
     """A plan changed so that one instruction reads a part of what the others read whole, or another part."""
-    search = make_search(STEP)
-    outcome = search.search_meshes()
-    candidate = outcome.evaluate(outcome.fastest)
+    search, candidate = start(STEP)
     graph = candidate.chain.graph
     model = search.memory_model(graph.variables.shared_layouts)
     tried = 0
@@ -158,9 +165,7 @@ def test_what_one_reader_has_brought_to_another_layout_has_a_price() -> None:
 
 def test_what_is_made_anew_takes_what_the_last_of_its_readers_wants() -> None:
     """Each reader has its own, however else the others read it: nothing is stored that all of them could share."""
-    search = make_search(STEP)
-    outcome = search.search_meshes()
-    candidate = outcome.evaluate(outcome.fastest)
+    search, candidate = start(STEP)
     graph = candidate.chain.graph
     model, states = search.memory_model(graph.variables.shared_layouts), dict(candidate.solution.states)
     tried = 0
@@ -179,9 +184,7 @@ def test_what_is_made_anew_takes_what_the_last_of_its_readers_wants() -> None:
 
 
 def test_zeros_that_a_lookups_gradient_is_added_to_have_a_price() -> None:
-    search = make_search(STEP)
-    outcome = search.search_meshes()
-    candidate = outcome.evaluate(outcome.fastest)
+    search, candidate = start(STEP)
     flow = search.program.flow
     scatter = next(node for node in flow.nodes if node.instruction.opcode == "scatter")
     zeros = scatter.uses[0].source
@@ -218,9 +221,7 @@ def test_the_exact_program_counts_zeros_that_a_lookups_gradient_is_added_to() ->
 
 @pytest.mark.parametrize("text", [STEP, SCAN])
 def test_the_buffers_at_the_peak_of_a_plan_are_nearly_all_that_it_needs(text: str) -> None:
-    search = make_search(text)
-    outcome = search.search_meshes()
-    candidate = outcome.evaluate(outcome.fastest)
+    search, candidate = start(text)
     assert sum(buffer.size_bytes for buffer in candidate.live_buffers) == pytest.approx(
         candidate.memory.temporaries_bytes, rel=0.05
     )
@@ -233,9 +234,7 @@ def test_the_buffers_at_the_peak_of_a_plan_are_nearly_all_that_it_needs(text: st
 def test_copies_are_paid_for_whether_hubs_make_them_or_their_readers(text: str) -> None:
     """Else weights stay split, and each reader gathers them: of T5 at a quarter of the memory (8 A100) that was 0.16 of
     0.65 GB, and no price found a plan in two micro-batches that fits."""
-    search = make_search(text, force="fsdp")
-    outcome = search.search_meshes()
-    candidate = outcome.evaluate(outcome.fastest)
+    search, candidate = start(text, force="fsdp")
     model = search.memory_model(candidate.chain.graph.variables.shared_layouts)
     weights = frozenset((node, 0) for node in search.program.state)
     of_hubs = MemoryConstraint(values={}, layout_copies=weights, always_live=frozenset(), margin=0.0)
@@ -260,9 +259,7 @@ def test_copies_are_paid_for_whether_hubs_make_them_or_their_readers(text: str) 
 
 
 def test_what_a_plan_that_fits_does_not_store_bounds_no_plan_that_fits() -> None:
-    search = make_search(STEP, memory_budget=1 << 30)
-    outcome = search.search_meshes()
-    candidate = outcome.evaluate(outcome.fastest)
+    search, candidate = start(STEP, memory_budget=1 << 30)
     fitting = LagrangianSearch(search, candidate, step_limit_s=1.0)
     model = search.memory_model(candidate.chain.graph.variables.shared_layouts)
     stored = model.constraint_at_peak(candidate.decisions)
@@ -286,9 +283,7 @@ def test_what_a_plan_that_fits_does_not_store_bounds_no_plan_that_fits() -> None
 
 def test_what_a_plan_that_fits_fuses_is_left_out_of_what_bounds() -> None:
     """Where more than there is would be counted with it; the rest still bounds."""
-    search = make_search(STEP, memory_budget=1 << 30)
-    outcome = search.search_meshes()
-    candidate = outcome.evaluate(outcome.fastest)
+    search, candidate = start(STEP, memory_budget=1 << 30)
     fitting = LagrangianSearch(search, candidate, step_limit_s=1.0)
     model = search.memory_model(candidate.chain.graph.variables.shared_layouts)
     stored = model.constraint_at_peak(candidate.decisions)
@@ -303,9 +298,7 @@ def test_what_a_plan_that_fits_fuses_is_left_out_of_what_bounds() -> None:
 
 
 def test_weights_that_are_gathered_for_a_loop_are_copies_at_the_peak() -> None:
-    search = make_search(SCAN, force="fsdp")
-    outcome = search.search_meshes()
-    candidate = outcome.evaluate(outcome.fastest)
+    search, candidate = start(SCAN, force="fsdp")
     model = search.memory_model(candidate.chain.graph.variables.shared_layouts)
     weights = {(node, 0) for node in search.program.state if search.flow.nodes[node].shapes[0].rank == 3}
     assert weights & model.constraint_of_buffers(candidate.live_buffers, candidate.decisions).layout_copies
@@ -408,9 +401,7 @@ def test_a_plan_is_worked_out_once() -> None:
 def test_plans_that_peak_at_the_same_place_give_one_constraint() -> None:
     peaks = []
     for force in (None, "data", "fsdp"):
-        search = make_search(STEP, force=force)
-        outcome = search.search_meshes()
-        candidate = outcome.evaluate(outcome.fastest)
+        search, candidate = start(STEP, force=force)
         peaks.append(
             search.memory_model(candidate.chain.graph.variables.shared_layouts).constraint_at_peak(candidate.decisions)
         )
@@ -476,9 +467,7 @@ class _SizedSearch(Search):
 def test_prices_rise_no_further_where_what_still_does_not_fit_takes_too_long() -> None:
     """Plans that take less memory take longer than one that is known: twice the time at each price but the first
     three, and as much memory."""
-    search = make_search(STEP, BY_PRICES)
-    outcome = search.search_meshes()
-    fastest = outcome.evaluate(outcome.fastest)
+    search, fastest = start(STEP, BY_PRICES)
     search.limit_bytes = round(search.bytes_needed(fastest) / 1.1)
 
     def plan_at(number: int) -> CandidatePlan:
@@ -523,9 +512,7 @@ def test_what_prices_promise_of_plans_that_are_descended_to_is_no_bound(
 
 
 def test_where_a_plan_is_known_to_fit_prices_begin_low() -> None:
-    search = make_search(STEP, BY_PRICES)
-    outcome = search.search_meshes()
-    fastest = outcome.evaluate(outcome.fastest)
+    search, fastest = start(STEP, BY_PRICES)
     search.limit_bytes = search.bytes_needed(fastest) // 2
     asked: list[float] = []
     for item in (None, fastest):
@@ -542,8 +529,7 @@ def test_between_near_prices_nothing_is_looked_for_that_takes_too_long(ratio: fl
     """Halfway between a plan that needs too much and one of twice its time that fits, the memory ends."""
     search = _SizedSearch(STEP, CLUSTER, PlanOptions(**ONE_WAY))  # type: ignore[arg-type]
     search.size_of = lambda candidate: 0.9 if candidate is fits else 1.1
-    outcome = search.search_meshes()
-    over = outcome.evaluate(outcome.fastest)
+    _, over = start(STEP)
     fits = replace(over, cost=replace(over.cost, compute_s=over.cost.compute_s + over.cost.step_s))
     fitting = _ScriptedFit(search, over, below * over.cost.step_s, plan_at=end_of_test)
     fitting._add_constraint(over)
@@ -592,8 +578,7 @@ def test_prices_rise_no_further_where_each_saves_too_little(saved: float, count:
     or not."""
     search = _SizedSearch(STEP, CLUSTER, PlanOptions(**ONE_WAY), limits=BY_PRICES)  # type: ignore[arg-type]
     search.size_of = lambda candidate: 1.2 - saved * max(numbers.get(id(candidate), 0) - 2, 0)
-    outcome = search.search_meshes()
-    fastest = outcome.evaluate(outcome.fastest)
+    _, fastest = start(STEP, BY_PRICES)
     numbers: dict[int, int] = {}
 
     def plan_at(number: int) -> CandidatePlan:
