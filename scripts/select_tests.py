@@ -6,9 +6,9 @@ Prints the paths of tests to run, `tests` where it is all of them, and on standa
 the one in tests/passed.txt, at which everything passed last. What is compared are the files as they lie here.
 
 A file of the product selects what `AREAS` says of its folder. A file of tests, or of what stands around the product,
-selects the tests that import it, over any number of files between; a helper and a conftest.py its folder, too, for
-what is started by name. Everything is selected by files that no rule names, by rooms that all others use, by the
-selection itself, where BASE is no ancestor, and where it is more than `COMMITS_AT_MOST` commits ago.
+selects the tests that import it, over any number of files between; a helper in a folder of tests and a conftest.py
+that folder, too, for what is started by name. Everything is selected by files that no rule names, by rooms that all
+others use, by the selection itself, where BASE is no ancestor, and where it is more than `COMMITS_AT_MOST` commits ago.
 """
 
 from __future__ import annotations
@@ -119,6 +119,8 @@ AREAS: Mapping[str, tuple[str, ...]] = {
     "shardwright/tensorflow.py": ("tests/tensorflow_frontend", "tests/client/test_public_names.py"),
     "shardwright/torch.py": ("tests/torch_frontend", "tests/client/test_public_names.py"),
     # Around the product: what runs them, beside what imports them.
+    ".importlinter": (),  # `make check` reads it, at every landing
+    "Makefile": ("tests/test_running.py", *DOCUMENTS),  # a runner that loses tests would lose them of all, too
     "benchmarks": ("tests/benchmarks",),
     "cluster_configs": ("tests/clusters", "tests/cli", "tests/examples", *DOCUMENTS),
     "deploy": ("tests/operators",),
@@ -130,11 +132,12 @@ AREAS: Mapping[str, tuple[str, ...]] = {
     "scripts": (),
     "scripts/generate_protos.py": EVERYTHING,
     "scripts/install.py": EVERYTHING,
-    "scripts/run_tests.py": EVERYTHING,
+    "scripts/run_tests.py": ("tests/test_running.py",),
     "scripts/select_tests.py": EVERYTHING,
     "scripts/site_pages.py": DOCUMENTS,
-    "scripts/test_frontends.sh": EVERYTHING,
+    "scripts/test_frontends.sh": FRONTENDS,
     "tests/durations.json": (),
+    "tests/two_nodes.py": ("tests/datasets", "tests/faults", "tests/recovery", "tests/replan", "tests/server"),
     PASSED: (),
     "workloads": (),
 }  # fmt: skip
@@ -206,7 +209,7 @@ def _select_by_imports(path: PurePosixPath, imports: Mapping[str, frozenset[str]
         file = PurePosixPath(name)
         if file.name.startswith("test_"):
             yield name
-        elif file.parts[0] == "tests" and (file == path or file.name == "conftest.py"):
+        elif file.name == "conftest.py" or (file == path and file.parts[0] == "tests" and len(file.parts) > 2):
             yield str(file.parent)
 
 

@@ -23,8 +23,8 @@ def test_the_table_names_what_there_is() -> None:
 
 
 SHARED = (
-    "pyproject.toml", "Makefile", ".ci/run", "tests/conftest.py", "tests/kept_plans.py", "scripts/select_tests.py",
-    "scripts/run_tests.py", "shardwright/plans/plan.py", "protos/shardwright/proto/v1/master.proto", "new_room/file.py",
+    "pyproject.toml", ".ci/run", "tests/conftest.py", "scripts/select_tests.py", "shardwright/plans/plan.py",
+    "protos/shardwright/proto/v1/master.proto", "new_room/file.py",
 )  # fmt: skip
 
 
@@ -53,6 +53,12 @@ CASES = (
     ("tests/planner/test_golden.py", "tests/planner/test_golden.py", "tests/planner/test_plan.py"),
     ("benchmarks/gpu_targets.py", "tests/builders/test_bucket_fusion.py", "tests/server/test_crowds.py"),
     ("scripts/import_graph.py", "tests/test_structure.py", "tests/server/test_crowds.py"),
+    ("scripts/run_tests.py", "tests/test_running.py", "tests/planner/test_golden.py"),
+    ("scripts/test_frontends.sh", "tests/torch_frontend/test_steps.py", "tests/planner/test_golden.py"),
+    ("Makefile", "tests/test_snippets.py", "tests/planner/test_golden.py"),
+    (".importlinter", "tests/test_layers.py", "tests/planner/test_golden.py"),
+    ("tests/tables.py", "tests/test_tables.py", "tests/server/test_crowds.py"),
+    ("tests/two_nodes.py", "tests/recovery/test_losses.py", "tests/planner/test_golden.py"),
 )
 
 
