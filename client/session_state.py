@@ -71,6 +71,7 @@ class SessionState:
         self._stream.drain_heard = partial(_meet_drain, this)
         self._stream.write_again = partial(_write_again, self._transfer)
         self._automatic_saves: AutomaticSaves | None = None
+        self.readers: list[weakref.WeakMethod[Callable[[], None]]] = []  # what frameworks bring in before the end
         self.cluster = ClusterView(self.master, self._stream, self._transfer, name)
         handles = Handles(self.master, self._stream)
         recovery = Recovery(
@@ -101,15 +102,28 @@ class SessionState:
 
     def close(self) -> None:
         """See `Session.close`."""
+        self._read_last_values()
         error = self._close()
         if error is not None:
             raise error
 
     def leave(self) -> None:
         """See `Session.leave`."""
+        self._read_last_values()
         error = self._close(leaves=True)
         if error is not None:
             raise error
+
+    def _read_last_values(self) -> None:
+        if self.cluster.is_closed or os.getpid() != self._pid:
+            return
+        for reader in [reader() for reader in self.readers]:
+            try:
+                if reader is not None:
+                    reader()
+            except ShardwrightError as error:
+                _log.warning("the session ends, and its last values are not here: %s", error)
+                return
 
     def close_quietly(self) -> None:
         """Closes without raising, when no caller is left; a session with a name waits for the next program."""

@@ -58,7 +58,7 @@ class BoundStep:
                 stack.enter_context(swap_scaler(self.scaler, *self._of_scaler))
             for number, (optimizer, group) in enumerate(zip(self.optimizers, self._groups, strict=False)):
                 entries: dict[Any, dict[str, Any]] = {}
-                for parameter, state in optimizer.state.items():
+                for parameter, state in dict.items(optimizer.state):  # also one that lies on the servers
                     others = {k: v for k, v in state.items() if not isinstance(v, torch.Tensor)}
                     entries[self._replacements[id(parameter)]] = others
                 for name, (parameter, key) in group.entries.items():

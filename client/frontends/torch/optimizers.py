@@ -82,7 +82,7 @@ def find_state(
                 state.entries[name] = (names[id(parameter)], key)
                 state.types[name] = TensorType(tuple(value.shape), value.dtype)
                 state_tensors[name] = value
-    values = dict(host_values(state_tensors))
+    values = host_values(state_tensors)
     fresh = [
         name
         for group in optimizer.param_groups

@@ -18,6 +18,7 @@ import torch
 from shardwright.client.arrays import RemoteArray
 from shardwright.client.frontends import uploads
 from shardwright.client.frontends.torch.dtypes import to_numpy, to_tensor
+from shardwright.client.frontends.torch.following import Mirror, as_they_are, bring_in_all
 from shardwright.client.frontends.torch.settings import Setting
 from shardwright.client.frontends.torch.tracing import TensorType
 from shardwright.errors import ArrayError, OptionError, UnsupportedProgramError
@@ -56,18 +57,22 @@ class StateGroup:
     """Named arrays of one owner, a module or an optimizer: types, and values or handles.
 
     `values`: name → handle. An entry made from values here is uploaded when a step first needs it. `start`: values
-    that no handle has been made of yet.
+    that no handle has been made of yet. `mirror`: the tensors here.
     """
 
     def __init__(self) -> None:
         self.types: dict[str, TensorType] = {}
         self.values: dict[str, RemoteArray] = {}
         self.start: dict[str, np.ndarray] = {}
+        self.mirror = Mirror(self.values)
 
-    def clear(self) -> None:
-        """Forgets all arrays."""
-        self.types.clear()
-        self.values.clear()
+    def bring_in(self) -> None:
+        """The servers' values in what is here, before a session ends."""
+
+    def advance(self, handles: Mapping[str, RemoteArray]) -> None:
+        """A step has made new arrays."""
+        self.values.update(handles)
+        self.mirror.advance(handles)
 
     @property
     def names(self) -> tuple[str, ...]:
@@ -83,26 +88,86 @@ class ModelState(StateGroup):
     def __init__(self, model: Any) -> None:
         super().__init__()
         self.model = weakref.ref(model)
-        self.refresh(model)
         self.seed = torch.initial_seed()
         self.gradients = StateGroup()
+        self.tensors: dict[str, Any] = {}
+        self._slots: list[tuple[dict[str, Any], int]] = []
+        self._entries: list[tuple[dict[str, Any], str, Any]] = []
+        self.refresh(model)
 
     def refresh(self, model: Any) -> None:
-        """Takes names and types from the module."""
-        self.tensors = name_tensors(model)
-        self.types = {name: TensorType(tuple(tensor.shape), tensor.dtype) for name, tensor in self.tensors.items()}
+        """Takes names and types from the module; arrays of other tensors than before are gone."""
+        before, self.tensors = self.tensors, name_tensors(model)
+        tables = [
+            table for module in model.modules() for table in (module._parameters, module._buffers, module._modules)
+        ]
+        self._slots = [(table, len(table)) for table in tables]
+        self._entries = [(table, name, value) for table in tables for name, value in table.items()]
+        bring_in_all(tensor for name, tensor in self.tensors.items() if before.get(name) is not tensor)
+        for name in [name for name in before if self.tensors.get(name) is not before[name]]:
+            self.mirror.drop(name)
+            self.values.pop(name, None)
+            self.gradients.types.pop(gradient_name(name), None)
+            self.gradients.values.pop(gradient_name(name), None)
+        self.types = {name: _type_of(tensor) for name, tensor in self.tensors.items()}
+        for name, tensor in self.tensors.items():
+            if before.get(name) is not tensor:
+                self.mirror.hold(name, tensor)
+
+    def take_changes(self) -> list[str]:
+        """Looks for what the user has changed in the module; returns the names of tensors with new values here.
+
+        Those that the module has instead of others have no handle any more.
+        """
+        model = self.model()
+        has_same_tables = all(len(table) == count for table, count in self._slots)
+        if not (has_same_tables and all(table.get(name) is value for table, name, value in self._entries)):
+            self.refresh(model)
+        written = self.mirror.list_written()
+        for name in written:
+            self.types[name] = _type_of(self.tensors[name])
+        return written
+
+    def bring_in(self) -> None:
+        """The servers' values in the module; not into memory that it has never had."""
+        self.mirror.bring_in([name for name, tensor in self.tensors.items() if not tensor.is_meta])
 
 
 class OptimizerState(StateGroup):
-    """Tensors of an optimizer in a session. entries: name → (parameter's name, key)."""
+    """Tensors of an optimizer in a session.
 
-    def __init__(self, prefix: str) -> None:
+    entries: name → (parameter's name, key). places: of the tensors here, (parameter, its entries, key). seen:
+    `optimizer.state` then. trainable: `id()` of the parameters then.
+    """
+
+    def __init__(self, prefix: str, optimizer: Any) -> None:
         super().__init__()
         self.prefix = prefix
+        self.optimizer = weakref.ref(optimizer)
         self.entries: dict[str, tuple[str, str]] = {}
+        self.places: dict[str, tuple[Any, dict[str, Any], str]] = {}
+        self.seen: Any = None
+        self.trainable: list[int] | None = None
 
     def name_of(self, parameter: str, key: str) -> str:
         return f"{self.prefix}.{key}.{parameter.removeprefix('model.')}"
+
+    def bring_in(self) -> None:
+        """The servers' tensors in `optimizer.state`; not those of parameters that have no memory here."""
+        optimizer = self.optimizer()
+        if optimizer is None or any(p.is_meta for group in optimizer.param_groups for p in group["params"]):
+            return
+        fill = getattr(optimizer.state, "fill", None)
+        if fill is not None:
+            fill()
+        self.mirror.bring_in()
+
+    def clear(self) -> None:
+        """Forgets all tensors."""
+        for name in list(self.mirror.tensors):
+            self.mirror.drop(name)
+        for table in (self.types, self.values, self.entries, self.places):
+            table.clear()
 
 
 def gradient_name(parameter: str) -> str:
@@ -116,11 +181,17 @@ def name_tensors(model: Any) -> dict[str, Any]:
     return named | {f"model.{path}": tensor for path, tensor in model.named_buffers()}
 
 
+def _type_of(tensor: Any) -> TensorType:
+    with as_they_are():
+        return TensorType(tuple(tensor.shape), tensor.dtype)
+
+
 def share_state(owner: Any, session: Any, make: Any) -> Any:
     """The state of a module or an optimizer in a session, made by `make()` if there is none: steps share it."""
     of_owner = _states.setdefault(owner, weakref.WeakKeyDictionary())
     if session not in of_owner:
         of_owner[session] = make()
+        session.readers.append(weakref.WeakMethod(of_owner[session].bring_in))
     return of_owner[session]
 
 
@@ -207,6 +278,11 @@ def require_numbers_in_tensors(entries: Mapping[str, Any], name: str, optimizer:
 
 def host_values(tensors: Mapping[str, Any]) -> dict[str, np.ndarray]:
     """Arrays of this machine of some tensors. Raises ArrayError where one has no values."""
+    with as_they_are():
+        return _host_values(tensors)
+
+
+def _host_values(tensors: Mapping[str, Any]) -> dict[str, np.ndarray]:
     without = [name for name, tensor in tensors.items() if tensor.is_meta]
     if without:
         raise ArrayError(

@@ -19,35 +19,14 @@ from shardwright.client.arrays import RemoteArray
 from shardwright.client.frontends.planned_step import PlannedStep
 from shardwright.client.frontends.torch.batch import TENSOR, Batch
 from shardwright.client.frontends.torch.binding import BoundStep, leaves_gradients, record_events
-from shardwright.client.frontends.torch.dtypes import to_numpy
 from shardwright.client.frontends.torch.function import Call, TorchFunction
-from shardwright.client.frontends.torch.initialization import initialize
-from shardwright.client.frontends.torch.optimizers import (
-    find_state,
-    require_optimizer,
-    without_decisions,
-)
+from shardwright.client.frontends.torch.optimizers import require_optimizer, without_decisions
 from shardwright.client.frontends.torch.remote import RemoteTensor
-from shardwright.client.frontends.torch.scaling import (
-    ScalerState,
-    assign_scaler,
-    host_scaler,
-    require_scaler,
-    scaler_settings,
-)
+from shardwright.client.frontends.torch.scaling import require_scaler, scaler_settings
 from shardwright.client.frontends.torch.settings import Setting, Settings
-from shardwright.client.frontends.torch.state import (
-    RANDOM,
-    ModelState,
-    OptimizerState,
-    StateGroup,
-    fetch,
-    host_values,
-    require_plain,
-    share_state,
-    upload,
-)
+from shardwright.client.frontends.torch.state import RANDOM, StateGroup, require_plain
 from shardwright.client.frontends.torch.tracing import Decisions, Graph, TensorType, trace
+from shardwright.client.frontends.torch.training_state import TrainingState
 from shardwright.client.step import Step
 from shardwright.errors import ArgumentError, OptionError
 from shardwright.options.plan_options import PlanOptions
@@ -71,8 +50,8 @@ class TorchStep(PlannedStep):
     """A step of a module on the servers; made by `parallelize`.
 
     The first call traces, plans, compiles and loads a program; later calls of the same shapes run it. Parameters,
-    buffers, the optimizer's state and the random key live on the servers; the module here keeps its old values until
-    `sync`.
+    buffers, the optimizer's state and the random key live on the servers. They are fetched when the module or the
+    optimizer here is read, and sent again where they were written to.
     """
 
     def __init__(
@@ -96,7 +75,6 @@ class TorchStep(PlannedStep):
         self._function = function
         self._is_whole = is_whole
         self._is_sequence = is_sequence
-        self._init = init
         self._scaler = scaler
         self._modules = list(model.modules())
         name = getattr(function, "__name__", "step")
@@ -110,16 +88,7 @@ class TorchStep(PlannedStep):
         self._keys: dict[Hashable, list[int]] = {}
         self._decisions: dict[int, Decisions] = {}
         self._trees: dict[Hashable, Any] = {}
-        self._state: ModelState = share_state(model, self._session, lambda: ModelState(model))
-        self._optimizer_states: list[OptimizerState] = [
-            share_state(
-                optimizer, self._session, partial(OptimizerState, f"optimizer[{n}]" if is_sequence else "optimizer")
-            )
-            for n, optimizer in enumerate(self._optimizers)
-        ]
-        self._scaler_state: ScalerState | None = None
-        if scaler is not None:
-            self._scaler_state = share_state(scaler, self._session, lambda: ScalerState(scaler))
+        self._state = TrainingState(self._session, model, self._optimizers, scaler, is_sequence=is_sequence, init=init)
 
     # ---- calls -----------------------------------------------------------------------------
 
@@ -192,38 +161,29 @@ class TorchStep(PlannedStep):
         outputs, measured = outcome if isinstance(outcome, tuple) else (outcome, None)
         end = self._front_end if step is self._step else self._evaluation_end
         traced = end.traced[call.signature]
-        places = [(group, name) for group in groups for name in group.names] + [(self._state, RANDOM)]
+        places = [(n, name) for n, group in enumerate(groups) for name in group.names] + [(0, RANDOM)]
         numbers = [*traced.changed, *([call.state_count] if traced.draws else [])]
+        news: dict[int, dict[str, RemoteArray]] = {}
         for number, handle in zip(numbers, outputs, strict=False):
             group, name = places[number]
-            group.values[name] = handle
-        tree, leaves, gradient_types = self._trees[call.key]
+            news.setdefault(group, {})[name] = handle
+        self._state.take(news, groups)
+        tree, leaves, gradient_types, lost = self._trees[call.key]
         arrays = iter(outputs[len(numbers) :])
         if is_training:
-            self._keep_gradients(gradient_types, arrays)
+            self._state.keep_gradients(gradient_types, arrays, lost)
         filled = [RemoteTensor(next(arrays)) if leaf is TENSOR else leaf for leaf in leaves]
         result = _pytree.tree_unflatten(filled, tree)
         return (result, measured) if how is Step.measure else (measured, result)
 
-    def _keep_gradients(self, gradient_types: Mapping[str, TensorType], arrays: Iterator[RemoteArray]) -> None:
-        """The gradients that the step leaves: those that it updated, and new ones."""
-        group = self._state.gradients
-        for name in [name for name in group.names if name not in gradient_types]:
-            del group.types[name]
-            group.values.pop(name)
-        for name, kind in gradient_types.items():
-            if name not in group.types:
-                group.types[name] = kind
-                group.values[name] = next(arrays)
-
     def _call(self, batch: Any, named: Any, is_training: bool, *, takes_types: bool = False) -> tuple[Call, list[Any]]:
         """One call, and the owners of its state in order."""
-        self._require_state(takes_types=takes_types)
-        groups: list[StateGroup] = [self._state]
+        self._state.require(takes_types=takes_types, takes_gradients=is_training and self._is_whole)
+        groups: list[StateGroup] = [self._state.model]
         if is_training:
-            groups += self._optimizer_states
-            groups += [self._scaler_state] if self._scaler_state is not None else []
-            groups += [self._state.gradients] if self._is_whole else []
+            groups += self._state.optimizers
+            groups += [self._state.scaler] if self._state.scaler is not None else []
+            groups += [self._state.model.gradients] if self._is_whole else []
         arguments = Batch(self._function, batch, named, skip=1 + self._is_whole, takes_types=takes_types)
         settings, constants = self._settings.read() if is_training else ({}, ())
         setting_names = self._settings.names(list(settings), is_sequence=self._is_sequence)
@@ -234,7 +194,7 @@ class TorchStep(PlannedStep):
         names += [RANDOM, *setting_names, *arguments.number_names, *arguments.tensor_names]
         types += [None, *[TensorType((), torch.float64)] * len(numbers), *arguments.types]
         leaves: list[Any] = [group.values.get(name) for group in groups for name in group.names]
-        leaves += [self._state.values.get(RANDOM), *(np.float64(number) for number in numbers), *arguments.values]
+        leaves += [self._state.model.values.get(RANDOM), *(np.float64(number) for number in numbers), *arguments.values]
         parameters = self._parameters()
         key = (
             is_training,
@@ -262,7 +222,7 @@ class TorchStep(PlannedStep):
         return alike[-1]
 
     def _parameters(self) -> list[Any]:
-        return list(self._state.tensors.values())
+        return list(self._state.model.tensors.values())
 
     # ---- tracing -----------------------------------------------------------------------------
 
@@ -278,7 +238,7 @@ class TorchStep(PlannedStep):
             changing, rest = dict(zip(settings, rest, strict=False)), rest[len(settings) :]
             args, kwargs = arguments.fill(rest)
             bound = BoundStep(
-                self._model, self._state, self._optimizers, self._optimizer_states, state, changing,
+                self._model, self._state.model, self._optimizers, self._state.optimizers, state, changing,
                 self._scaler if is_training else None,
             )  # fmt: skip
             if not is_training:
@@ -289,15 +249,17 @@ class TorchStep(PlannedStep):
                 record_events(self._model, self._optimizers) as events,
             ):
                 result = self._body(args, kwargs, is_training)
-                gradients = bound.gradients() if self._is_whole and leaves_gradients(events) else {}
+                all_gradients = bound.gradients()
+                gradients = all_gradients if self._is_whole and leaves_gradients(events) else {}
                 after = bound.read(gradients)
+            lost = [name for name in all_gradients if name not in gradients]
             leaves, tree = _pytree.tree_flatten(result)
             kinds = {name: TensorType(tuple(g.shape), g.dtype) for name, g in gradients.items()}
-            self._trees[key] = tree, [TENSOR if _is_tensor(leaf) else leaf for leaf in leaves], kinds
+            self._trees[key] = tree, [TENSOR if _is_tensor(leaf) else leaf for leaf in leaves], kinds, lost
             new_gradients = [gradient for name, gradient in gradients.items() if name not in bound.gradients_before]
             return [*after, *new_gradients, *(_as_output(leaf) for leaf in leaves if _is_tensor(leaf))]
 
-        before = set(self._state.gradients.names)
+        before = set(self._state.model.gradients.names)
         graph = trace(
             step, [*kinds, *numbers, *arguments.types], state_count=count, model=self._model,
             optimizers=self._optimizers, name=self.name,
@@ -326,49 +288,11 @@ class TorchStep(PlannedStep):
 
     # ---- state -------------------------------------------------------------------------------
 
-    def _require_state(self, *, takes_types: bool = False) -> None:
-        """Names and types of the state; handles as well, unless types will do."""
-        self._session.cluster.require_open()
-        state = self._state
-        for optimizer, of_optimizer in zip(self._optimizers, self._optimizer_states, strict=True):
-            if not of_optimizer.entries:
-                of_optimizer.start = find_state(optimizer, of_optimizer, self._model, state.tensors, state.types)
-        if takes_types:
-            return
-        if RANDOM not in state.values:
-            upload(self._session.steps, state, {RANDOM: _key_of(state.seed)})
-        if any(name not in state.values for name in state.names):
-            if any(tensor.is_meta for tensor in state.tensors.values()):
-                initialize(self._session.steps, self._model, state, self._init)
-            else:
-                upload(self._session.steps, state, host_values(state.tensors))
-        for group in (*self._optimizer_states, *([self._scaler_state] if self._scaler_state else [])):
-            if group.start:
-                upload(self._session.steps, group, group.start)
-                group.start = {}
-
     def sync(self) -> None:
         """Writes the servers' values into what is here: the module's parameters and buffers, the optimizers' state, and
-        the scale of a gradient scaler.
+        the scale of a gradient scaler. Reading any of them does so by itself, but for the scale.
         """
-        self._require_state()
-        values = fetch({name: self._state.values[name] for name in self._state.names})
-        with torch.no_grad():
-            for name, tensor in self._state.tensors.items():
-                _assign(tensor, values[name])
-            for optimizer, state in zip(self._optimizers, self._optimizer_states, strict=True):
-                for parameter, entries in self._optimizer_tensors(state).items():
-                    optimizer.state[self._state.tensors[parameter]].update(entries)
-        if self._scaler_state is not None:
-            assign_scaler(self._scaler, fetch(self._scaler_state.values))
-
-    def _optimizer_tensors(self, state: OptimizerState) -> dict[str, dict[str, Any]]:
-        """Parameter's name → key → tensor, fetched."""
-        values = fetch({name: state.values[name] for name in state.names})
-        tensors: dict[str, dict[str, Any]] = {}
-        for name, (parameter, key) in state.entries.items():
-            tensors.setdefault(parameter, {})[key] = values[name]
-        return tensors
+        self._state.sync()
 
     def state_dict(self) -> dict[str, Any]:
         """The state, fetched, in PyTorch's format.
@@ -376,45 +300,14 @@ class TorchStep(PlannedStep):
         `model`: for `model.load_state_dict`. `optimizer`: for `optimizer.load_state_dict`; a list of several. `scaler`:
         for `scaler.load_state_dict`. `random`: the key of random draws.
         """
-        self.sync()
-        optimizers = [optimizer.state_dict() for optimizer in self._optimizers]
-        random = fetch({RANDOM: self._state.values[RANDOM]})[RANDOM]
-        state = {"model": _copy(self._model.state_dict()), "random": random}
-        if optimizers:
-            state["optimizer"] = _copy(optimizers if self._is_sequence else optimizers[0])
-        if self._scaler is not None:
-            state["scaler"] = self._scaler.state_dict()
-        return state
+        return self._state.state_dict()
 
     def load_state_dict(self, state: Mapping[str, Any], *, strict: bool = True) -> None:
         """Replaces the state by that of `state_dict`, or by `{"model": …, "optimizer": …}` of plain PyTorch.
 
         What is not in it stays. The module and the optimizers here take the values as well.
         """
-        parts = ("model", "optimizer", "scaler", "random")
-        if not state or any(key not in parts for key in state):
-            raise ArgumentError(
-                f"the state has the keys {sorted(map(str, state))[:5]}",
-                where="state",
-                remedy='pass {"model": model.state_dict(), "optimizer": optimizer.state_dict()}, or a part of it',
-            )
-        self.sync()
-        if "model" in state:
-            self._model.load_state_dict(state["model"], strict=strict)
-        if "optimizer" in state:
-            states = state["optimizer"] if self._is_sequence else [state["optimizer"]]
-            for optimizer, optimizer_state, of_optimizer in zip(
-                self._optimizers, states, self._optimizer_states, strict=True
-            ):
-                optimizer.load_state_dict(optimizer_state)
-                of_optimizer.values.clear()
-                of_optimizer.start = host_values(_entries(optimizer, of_optimizer, self._state.tensors))
-        if "scaler" in state and self._scaler_state is not None:
-            self._scaler.load_state_dict(state["scaler"])
-            upload(self._session.steps, self._scaler_state, host_scaler(self._scaler))
-        upload(self._session.steps, self._state, host_values(self._state.tensors))
-        if "random" in state:
-            upload(self._session.steps, self._state, {RANDOM: to_numpy(state["random"])})
+        self._state.load_state_dict(state, strict=strict)
 
     def export(self, path: str | os.PathLike[str], *batch: Any, **named: Any) -> None:
         """Writes what plain PyTorch or JAX load without this package, by the suffix of `path`.
@@ -433,7 +326,7 @@ class TorchStep(PlannedStep):
         if path.suffix in (".pt", ".pth"):
             torch.save(self.state_dict(), path)
         elif path.suffix == ".safetensors":
-            self.sync()
+            self._state.sync()
             write_safetensors(self._model, path)
         elif path.suffix == ".stablehlo":
             call, _ = self._call(batch, named, bool(self._optimizers), takes_types=True)
@@ -449,21 +342,11 @@ class TorchStep(PlannedStep):
         self, directory: str | os.PathLike[str], *, step: int | None = None, max_to_keep: int | None = None
     ) -> Save:
         """Writes the state to a checkpoint on the servers' file system; see `Session.save`."""
-        self._require_state()
-        return self._session.saves.save(self._handles(), directory, step=step, max_to_keep=max_to_keep)
+        return self._state.save(directory, step=step, max_to_keep=max_to_keep)
 
     def restore(self, directory: str | os.PathLike[str], *, step: int | None = None) -> None:
         """Takes the state from a checkpoint of `save`; see `Session.restore`."""
-        self._require_state()
-        restored = self._session.saves.restore(directory, step=step, like=self._handles())
-        for group, part in zip(self._groups(), restored, strict=True):
-            group.values.update({name: part[_checkpoint_name(name)] for name in group.values})
-
-    def _groups(self) -> list[StateGroup]:
-        return [self._state, *self._optimizer_states, *([self._scaler_state] if self._scaler_state else [])]
-
-    def _handles(self) -> list[dict[str, RemoteArray]]:
-        return [{_checkpoint_name(n): handle for n, handle in g.values.items()} for g in self._groups()]
+        self._state.restore(directory, step=step)
 
 
 def parallelize(
@@ -551,37 +434,3 @@ def _evaluating(modules: Sequence[Any]) -> Iterator[None]:
     finally:
         for module, flag in zip(modules, flags, strict=True):
             module.training = flag
-
-
-def _key_of(seed: int) -> np.ndarray:
-    """The words of JAX's threefry key of a seed."""
-    return np.array([(seed >> 32) & 0xFFFFFFFF, seed & 0xFFFFFFFF], np.uint32)
-
-
-def _assign(tensor: Any, value: Any) -> None:
-    if tensor.is_meta:
-        if isinstance(tensor, torch.nn.Parameter):
-            value = torch.nn.Parameter(value, requires_grad=tensor.requires_grad)
-        torch.utils.swap_tensors(tensor, value)
-    else:
-        tensor.copy_(value)
-
-
-def _copy(tree: Any) -> Any:
-    return _pytree.tree_map(lambda leaf: leaf.detach().clone() if isinstance(leaf, torch.Tensor) else leaf, tree)
-
-
-def _entries(optimizer: Any, state: OptimizerState, tensors: Mapping[str, Any]) -> dict[str, Any]:
-    """Tensors of the optimizer by the state's names."""
-    values = {}
-    for name, (parameter, key) in state.entries.items():
-        entries = optimizer.state.get(tensors[parameter], {})
-        if key not in entries:
-            raise ArgumentError(f"the optimizer's state has no {key!r} of {parameter}", where="state['optimizer']")
-        values[name] = entries[key]
-    return values
-
-
-def _checkpoint_name(name: str) -> str:
-    """Checkpoints part names at dots."""
-    return name.replace(".", "/")
