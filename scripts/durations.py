@@ -44,12 +44,20 @@ def read_cases(report: Path) -> Iterator[Case]:
         properties = {each.get("name"): each.get("value") or "" for each in element.iter("property")}
         if "cpu_s" in properties and element.find("skipped") is None:
             yield Case(
-                file=element.get("classname", "").replace(".", "/") + ".py",
+                file=_file_of(element.get("classname", "")),
                 function=element.get("name", "").partition("[")[0],
                 mark=properties["mark"],
                 cpu_s=float(properties["cpu_s"]),
                 wall_s=float(element.get("time", "0")),
             )
+
+
+def _file_of(classname: str) -> str:
+    """Of a dotted module, behind which a class may stand."""
+    parts = classname.split(".")
+    while len(parts) > 1 and parts[-1][:1].isupper():
+        parts.pop()
+    return "/".join(parts) + ".py"
 
 
 def sum_cases(cases: Sequence[Case]) -> dict[str, Row]:

@@ -34,17 +34,18 @@ for _signal, _handler in ((signal.SIGINT, signal.default_int_handler), (signal.S
 
 
 # ---- what a test costs: scripts/durations.py makes tests/durations.json of it ---------------------------------
-_START_S = pytest.StashKey[float]()
+_START = pytest.StashKey[os.times_result]()
 
 
-def _cpu_s() -> float:
-    """Of this process and its ended children."""
-    return sum(os.times()[:4])
+def _cpu_s_since(start: os.times_result) -> float:
+    """Of this process and its ended children; no more than there were, of children that began in earlier tests."""
+    now = os.times()
+    return min(sum(now[:4]) - sum(start[:4]), (now.elapsed - start.elapsed) * (os.cpu_count() or 1))
 
 
 @pytest.hookimpl(wrapper=True)
 def pytest_runtest_protocol(item: pytest.Item) -> Iterator[None]:
-    item.stash[_START_S] = _cpu_s()
+    item.stash[_START] = os.times()
     return (yield)
 
 
@@ -53,7 +54,7 @@ def pytest_runtest_makereport(item: pytest.Item, call: pytest.CallInfo[None]) ->
     """CPU seconds of a test with its fixtures, and its mark, as properties of its case in --junit-xml's file."""
     if call.when == "teardown":
         marks = [mark for mark in ("cluster", "dear") if item.get_closest_marker(mark)]
-        item.user_properties += [("cpu_s", f"{_cpu_s() - item.stash[_START_S]:.2f}"), ("mark", (*marks, "quick")[0])]
+        item.user_properties += [("cpu_s", f"{_cpu_s_since(item.stash[_START]):.2f}"), ("mark", (*marks, "quick")[0])]
     return (yield)
 
 

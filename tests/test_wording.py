@@ -13,6 +13,7 @@ from scripts.count_wording import PACKAGES, ROOT, Wording, count_wording
 BAR_PERCENT = 1.5
 
 
+@pytest.mark.dear
 @pytest.mark.parametrize("package", PACKAGES)
 def test_few_parameters_are_vague(package: str) -> None:
     share = count_wording(ROOT / package).parameters

@@ -66,6 +66,7 @@ def test_no_time_at_all_gives_the_plan_that_is_known_at_once(data_parallel: Plan
     assert "the search, as far as it came, found none faster" in " ".join(explain_plan(step_plan).split())
 
 
+@pytest.mark.dear
 @pytest.mark.parametrize("count", [20, 500, 2000, 5000])
 def test_whenever_it_ends_the_plan_is_no_worse_than_the_first(data_parallel: Plan, unhurried: Plan, count: int) -> None:
     step_plan = plan(STEP, CLUSTER, PlanOptions(deadline_s=1.0), clock=late_after(count))

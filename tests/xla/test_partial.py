@@ -137,6 +137,7 @@ CASES = {
 }  # fmt: skip
 
 
+@pytest.mark.dear
 @pytest.mark.parametrize("case", CASES.values(), ids=CASES)
 def test_sums_stay_partial_and_are_exact(case: Case) -> None:
     at_once, late = plans_of(case)

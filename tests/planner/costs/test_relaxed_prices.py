@@ -39,6 +39,7 @@ def _seconds(prices: Prices, shape: ArrayShape) -> np.ndarray:
     return prices.reshard_matrix(shape, ids, ids, 1.0)
 
 
+@pytest.mark.dear
 @pytest.mark.parametrize("dims", [(1024, 512), (64, 256, 128), (13, 48), (5, 64, 7), (1001, 24), (4099, 264)])
 @pytest.mark.parametrize(
     ("nodes", "sizes"), [(1, (2, 2, 2)), (2, (2, 2, 4)), (2, (4, 2, 2)), (4, (2, 2, 4)), (1, (3, 2, 2)), (2, (3, 4))]

@@ -240,6 +240,7 @@ _FUNCTIONS: dict[str, tuple[Callable[..., Any], tuple[tuple[int, ...], ...]]] = 
 }
 
 
+@pytest.mark.dear
 @pytest.mark.parametrize("name", _FUNCTIONS)
 def test_compiled_text_planned_and_run_gives_the_numbers_of_jit(name: str) -> None:
     function, shapes = _FUNCTIONS[name]

@@ -30,6 +30,7 @@ def mean_of_small_batches(program: Program, batch: int) -> list[np.ndarray]:
     return [np.mean([np.asarray(value) for value in values], axis=0) for values in zip(*results, strict=True)]
 
 
+@pytest.mark.dear
 @pytest.mark.parametrize(
     ("program", "batch", "note"),
     [

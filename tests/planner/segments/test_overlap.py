@@ -82,6 +82,7 @@ def test_all_of_it_hides_where_links_are_said_to_hide_all(wide_mlp: str) -> None
     assert "0% of the time that gradients move is priced" in result.cost.bound_scope
 
 
+@pytest.mark.dear
 @pytest.mark.parametrize("bandwidth", [2e9, 2e10])
 @pytest.mark.parametrize("overlap", [0.9, 1.0])
 def test_plans_that_promise_too_much_are_searched_again(wide_mlp: str, bandwidth: float, overlap: float) -> None:
