@@ -190,3 +190,7 @@ TELL_EVERY_S = 0.5
 #: ones stay in the text, larger ones would make it long.
 MIN_HOISTED_ELEMENTS = 64
 MIN_ARGUMENT_ELEMENTS = 64
+
+#: `.data` of PyTorch's tensors held until the next call, so that writes through it are seen. More are held weakly: a
+#: write through one whose tensor is gone by then is lost. More take memory for views that nobody uses.
+MOST_HANDED_OUT = 1000

@@ -20,6 +20,7 @@ from torch.utils.weak import WeakIdKeyDictionary
 
 from shardwright.client.arrays import RemoteArray
 from shardwright.client.frontends.torch.dtypes import to_tensor
+from shardwright.client.limits import MOST_HANDED_OUT
 from shardwright.errors import ArrayError
 
 #: Without `__torch_function__` of subclasses: what the tensors here hold now.
@@ -94,7 +95,6 @@ class FollowedParameter(_Followed, torch.nn.Parameter):  # type: ignore[misc]
 
 
 _CLASSES: dict[type, type] = {torch.Tensor: FollowedTensor, torch.nn.Parameter: FollowedParameter}
-_MOST_HANDED_OUT = 1000  # more are held weakly: only their memory would be written through views of them
 _PLAIN = {followed: plain for plain, followed in _CLASSES.items()}
 
 #: `id()` of a followed tensor, which its mirror keeps alive → the mirror and the tensor's name there.
@@ -237,7 +237,7 @@ class Mirror:
         """What shares a tensor's memory, and counts its writes apart."""
         with as_they_are():
             self._handed_out.append((name, alias, alias._version))
-            if len(self._handed_out) > _MOST_HANDED_OUT:
+            if len(self._handed_out) > MOST_HANDED_OUT:
                 for written in self._list_written_aliases():
                     self.mark_written(written)
 
