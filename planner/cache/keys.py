@@ -44,7 +44,7 @@ _METADATA = frozenset({"metadata"})
 _SHARDING_ATTRIBUTES = frozenset({"sharding"})
 
 #: Packages and modules of the planner; entries of other versions are not found.
-_SOURCES = ("clusters", "cost", "hlo", "options", "planner", "plans", "reserved_names.py", "tasks")
+SOURCES = ("clusters", "cost", "dtypes.py", "hlo", "options", "planner", "plans", "reserved_names.py", "tasks")
 
 
 def program_digest(module: Module) -> bytes:
@@ -177,7 +177,7 @@ def cluster_digest(cluster: Cluster) -> bytes:
 def planner_version() -> bytes:
     """Hash of the planner's sources and data, and of the version of XLA they plan for: part of every key."""
     digest = sha256(repr(xla_version()).encode())
-    for source in _SOURCES:
+    for source in SOURCES:
         path = FOLDER / source
         files = sorted(path.rglob("*")) if path.is_dir() else [path]
         for file in files:
