@@ -52,7 +52,7 @@ class Batch:
             self.number_names.append(name)
             return _NUMBER
         if isinstance(leaf, RemoteTensor):
-            leaf = leaf.array
+            leaf = leaf.cpu() if leaf.is_changed else leaf.array
         value: Any
         if isinstance(leaf, RemoteArray):
             value, kind = leaf, TensorType(tuple(leaf.shape), torch_type(leaf.spec.dtype))
