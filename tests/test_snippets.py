@@ -30,7 +30,7 @@ NOT_RUN = {
     "docs/tensorflow.md": ["downloads TensorFlow", *2 * ["needs TensorFlow"]],
     "docs/recovery.md": ["servers of a cluster", "needs a server of a cluster"],
     "docs/security.md": ["there is no such server"],
-    "docs/torch.md": ["downloads PyTorch", *3 * ["needs PyTorch"]],
+    "docs/torch.md": ["needs PyTorch", "downloads PyTorch", *3 * ["needs PyTorch"]],
     "docs/benchmarks/ranks.md": ["needs an environment with Horovod", "minutes", "minutes"],
     "docs/from-horovod.md": [*4 * ["needs the launcher"], "needs other hosts"],
     "examples/README.md": ["a minute of planning", "servers that run until they are stopped"],

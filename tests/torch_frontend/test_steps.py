@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import copy
+import subprocess
+import sys
 from typing import Any
 
 import jax
@@ -268,9 +270,24 @@ def test_a_failed_trace_leaves_the_module_as_it_was(session: sw.Session) -> None
 # ---- the page ------------------------------------------------------------------------------------
 
 
+@pytest.mark.dear
+def test_the_page_s_first_script_runs_as_it_stands(tmp_path: Any) -> None:
+    script = next(block.text for block in blocks_of(ROOT / "docs" / "torch.md") if block.language == "python")
+    assert len(script.splitlines()) == 8
+    (tmp_path / "first.py").write_text(script)
+    done = subprocess.run(
+        [sys.executable, "first.py"], cwd=tmp_path, capture_output=True, text=True, check=False, timeout=300
+    )
+    assert done.returncode == 0, done.stderr
+    losses = [float(line.split()[1]) for line in done.stdout.splitlines()]
+    assert losses[-1] < 0.6 * losses[0]
+
+
 def test_the_page_s_examples_run(tmp_path: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
-    first, second, third = (block.text for block in blocks_of(ROOT / "docs" / "torch.md") if block.language == "python")
+    _, first, second, third = (
+        block.text for block in blocks_of(ROOT / "docs" / "torch.md") if block.language == "python"
+    )
     names: dict[str, Any] = {}
     exec(first.replace("session.close()\n", "") + second, names)
     try:
