@@ -19,7 +19,7 @@ def export_step(call: Call, platform: str) -> bytes:
 
     Raises PlatformError without flatbuffers, the format of its container.
     """
-    graph = call.trace()
+    graph = call.graph
     traced = Traced.of(graph)
     run, constants = function_of(graph, call, traced)
     state_names = call.names[: call.state_count + 1]

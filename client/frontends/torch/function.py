@@ -28,7 +28,7 @@ KEY_SPEC = array_spec((2,), np.dtype("uint32"))
 class Call:
     """One call of a step.
 
-    key: equal for calls that run the same program. leaves: state, random key, numbers, batch. trace: makes the graph.
+    key: equal for calls that run the same program. leaves: state, random key, numbers, batch.
     """
 
     key: Hashable
@@ -36,7 +36,8 @@ class Call:
     names: tuple[str, ...]
     types: tuple[TensorType | None, ...]
     state_count: int
-    trace: Callable[[], Graph]
+    numbers: tuple[float, ...]
+    graph: Graph
 
     @property
     def specs(self) -> tuple[ArraySpec, ...]:
@@ -89,7 +90,7 @@ class TorchFunction:
 
     def lower(self, signature: Any, *, platform: str) -> Program:
         call = self._calls.pop(signature)
-        graph = call.trace()
+        graph = call.graph
         traced = Traced.of(graph)
         program = lower_graph(graph, call, traced, name=self.name, platform=platform)
         self.traced[signature] = traced

@@ -98,9 +98,8 @@ class ModelState(StateGroup):
     def refresh(self, model: Any) -> None:
         """Takes names and types from the module; arrays of other tensors than before are gone."""
         before, self.tensors = self.tensors, name_tensors(model)
-        tables = [
-            table for module in model.modules() for table in (module._parameters, module._buffers, module._modules)
-        ]
+        self.modules = list(model.modules())
+        tables = [table for module in self.modules for table in (module._parameters, module._buffers, module._modules)]
         self._slots = [(table, len(table)) for table in tables]
         self._entries = [(table, name, value) for table in tables for name, value in table.items()]
         bring_in_all(tensor for name, tensor in self.tensors.items() if before.get(name) is not tensor)
@@ -109,7 +108,7 @@ class ModelState(StateGroup):
             self.values.pop(name, None)
             self.gradients.types.pop(gradient_name(name), None)
             self.gradients.values.pop(gradient_name(name), None)
-        self.types = {name: _type_of(tensor) for name, tensor in self.tensors.items()}
+        self.types = {name: type_of(tensor) for name, tensor in self.tensors.items()}
         for name, tensor in self.tensors.items():
             if before.get(name) is not tensor:
                 self.mirror.hold(name, tensor)
@@ -125,7 +124,7 @@ class ModelState(StateGroup):
             self.refresh(model)
         written = self.mirror.list_written()
         for name in written:
-            self.types[name] = _type_of(self.tensors[name])
+            self.types[name] = type_of(self.tensors[name])
         return written
 
     def bring_in(self) -> None:
@@ -181,7 +180,8 @@ def name_tensors(model: Any) -> dict[str, Any]:
     return named | {f"model.{path}": tensor for path, tensor in model.named_buffers()}
 
 
-def _type_of(tensor: Any) -> TensorType:
+def type_of(tensor: Any) -> TensorType:
+    """Shape and dtype."""
     with as_they_are():
         return TensorType(tuple(tensor.shape), tensor.dtype)
 
@@ -192,12 +192,22 @@ def share_state(owner: Any, session: Any, make: Any) -> Any:
     if session not in of_owner:
         of_owner[session] = make()
         session.readers.append(weakref.WeakMethod(of_owner[session].bring_in))
+        of_owner[session].mirror.session = weakref.ref(session)
     return of_owner[session]
 
 
 def upload(steps: StepQueue, group: StateGroup, arrays: Mapping[str, np.ndarray]) -> None:
     """Handles of new arrays in a group; see `uploads.upload`."""
     group.values.update(zip(arrays, uploads.upload(steps, tuple(arrays.values())), strict=True))
+
+
+def send(steps: StepQueue, mirror: Mirror, tensors: Mapping[str, Any]) -> None:
+    """New handles of tensors that have new values here."""
+    if tensors:
+        arrays = host_values(tensors)
+        mirror.values.update(zip(arrays, uploads.upload(steps, tuple(arrays.values())), strict=True))
+        for name, tensor in tensors.items():
+            mirror.hold(name, tensor)
 
 
 def fetch(handles: Mapping[str, RemoteArray]) -> dict[str, Any]:

@@ -6,7 +6,6 @@ import contextlib
 import inspect
 from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from dataclasses import replace
-from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Unpack
 
@@ -19,13 +18,23 @@ from shardwright.client.arrays import RemoteArray
 from shardwright.client.frontends.planned_step import PlannedStep
 from shardwright.client.frontends.torch.batch import TENSOR, Batch
 from shardwright.client.frontends.torch.binding import BoundStep, leaves_gradients, record_events
+from shardwright.client.frontends.torch.captured import CapturedState, clear_traced_gradients, versions_of
+from shardwright.client.frontends.torch.following import traced_over
 from shardwright.client.frontends.torch.function import Call, TorchFunction
 from shardwright.client.frontends.torch.optimizers import require_optimizer, without_decisions
+from shardwright.client.frontends.torch.reads import Place, Reads, Write
 from shardwright.client.frontends.torch.remote import RemoteTensor
 from shardwright.client.frontends.torch.scaling import require_scaler, scaler_settings
 from shardwright.client.frontends.torch.settings import Setting, Settings
 from shardwright.client.frontends.torch.state import RANDOM, StateGroup, require_plain
-from shardwright.client.frontends.torch.tracing import Decisions, Graph, TensorType, trace
+from shardwright.client.frontends.torch.tracing import (
+    Decisions,
+    Graph,
+    TensorType,
+    list_captured,
+    list_size_symbols,
+    trace,
+)
 from shardwright.client.frontends.torch.training_state import TrainingState
 from shardwright.client.step import Step
 from shardwright.errors import ArgumentError, OptionError
@@ -76,7 +85,6 @@ class TorchStep(PlannedStep):
         self._is_whole = is_whole
         self._is_sequence = is_sequence
         self._scaler = scaler
-        self._modules = list(model.modules())
         name = getattr(function, "__name__", "step")
         self.name = name if name.isidentifier() else "step"
         self._front_end = TorchFunction(self.name)
@@ -86,8 +94,14 @@ class TorchStep(PlannedStep):
         self._evaluation = Step(self._session, self._evaluation_end, reading, progress)
         self._settings = Settings(self._optimizers)
         self._keys: dict[Hashable, list[int]] = {}
+        self._count = 0
         self._decisions: dict[int, Decisions] = {}
         self._trees: dict[Hashable, Any] = {}
+        self._reads = Reads(function, model, optimizers)
+        self._captured = CapturedState(self._session)
+        self._graphs: dict[int, Graph] = {}
+        self._constants: dict[int, list[tuple[Any, int]]] = {}
+        self._writes: dict[Hashable, list[Write]] = {}
         self._state = TrainingState(self._session, model, self._optimizers, scaler, is_sequence=is_sequence, init=init)
 
     # ---- calls -----------------------------------------------------------------------------
@@ -113,7 +127,7 @@ class TorchStep(PlannedStep):
                 where="evaluate",
                 remedy="parallelize(session, model, None, evaluate): it shares the model's state",
             )
-        with _evaluating(self._modules):
+        with _evaluating(self._state.model.modules):
             return self._run(self._evaluation, batch, named, is_training=False)[1]
 
     def measure(self, *batch: Any, **named: Any) -> tuple[Any, StepTrace]:
@@ -172,6 +186,8 @@ class TorchStep(PlannedStep):
         arrays = iter(outputs[len(numbers) :])
         if is_training:
             self._state.keep_gradients(gradient_types, arrays, lost)
+        for write in self._writes.get(call.key, ()):
+            write.replay(call.graph.decisions.symbols, call.numbers)
         filled = [RemoteTensor(next(arrays)) if leaf is TENSOR else leaf for leaf in leaves]
         result = _pytree.tree_unflatten(filled, tree)
         return (result, measured) if how is Step.measure else (measured, result)
@@ -184,21 +200,26 @@ class TorchStep(PlannedStep):
             groups += self._state.optimizers
             groups += [self._state.scaler] if self._state.scaler is not None else []
             groups += [self._state.model.gradients] if self._is_whole else []
+        reads, kind = self._reads.read()
+        self._captured.require(self._reads.tensors)
+        groups.append(self._captured)
         arguments = Batch(self._function, batch, named, skip=1 + self._is_whole, takes_types=takes_types)
         settings, constants = self._settings.read() if is_training else ({}, ())
         setting_names = self._settings.names(list(settings), is_sequence=self._is_sequence)
-        numbers = [*settings.values(), *arguments.numbers]
+        numbers = [*settings.values(), *reads.values(), *arguments.numbers]
         names = [name for group in groups for name in group.names]
         types: list[TensorType | None] = [kind for group in groups for kind in group.types.values()]
         state_count = len(names)
-        names += [RANDOM, *setting_names, *arguments.number_names, *arguments.tensor_names]
-        types += [None, *[TensorType((), torch.float64)] * len(numbers), *arguments.types]
+        names += [RANDOM, *setting_names, *(place.name for place in reads), *arguments.number_names]
+        names += arguments.tensor_names
+        types += [None, *map(_number_type, numbers), *arguments.types]
         leaves: list[Any] = [group.values.get(name) for group in groups for name in group.names]
-        leaves += [self._state.model.values.get(RANDOM), *(np.float64(number) for number in numbers), *arguments.values]
+        leaves += [self._state.model.values.get(RANDOM), *map(_number, numbers), *arguments.values]
         parameters = self._parameters()
         key = (
             is_training,
-            tuple(module.training for module in self._modules),
+            kind,
+            tuple(module.training for module in self._state.model.modules),
             tuple(parameter.requires_grad for parameter in parameters),
             constants,
             scaler_settings(self._scaler) if is_training and self._scaler is not None else (),
@@ -209,16 +230,42 @@ class TorchStep(PlannedStep):
             arguments.key,
         )
         number = self._number_of(key, numbers)
-        make = partial(self._trace, number, groups, arguments, numbers, list(settings), is_training)
-        return Call(number, leaves, tuple(names), tuple(types), state_count, make), groups
+        graph = self._graphs.get(number)
+        if graph is None:
+            graph = self._trace(number, groups, arguments, numbers, list(settings), list(reads), is_training)
+            has_news = graph is not None and self._capture(number, graph)
+            if graph is None or has_news or self._reads.has_news:
+                self._forget(key, number)
+                return self._call(batch, named, is_training, takes_types=takes_types)
+            self._graphs[number] = graph
+        return Call(number, leaves, tuple(names), tuple(types), state_count, tuple(numbers), graph), groups
+
+    def _capture(self, number: int, graph: Graph) -> bool:
+        """Whether a trace has read tensors beside its arguments that are state from now on."""
+        captured = list_captured(graph)
+        clear_traced_gradients([*captured, *self._captured.tensors.values()])
+        has_news = self._captured.add(captured, self._reads.tensors)
+        self._constants[number] = versions_of(captured)
+        return has_news
+
+    def _forget(self, key: Hashable, number: int) -> None:
+        """A trace that has shown that it takes other arguments."""
+        self._reads.has_news = False
+        self._keys[key].remove(number)
+        for table in (self._trees, self._writes, self._decisions, self._constants):
+            table.pop(number, None)
 
     def _number_of(self, key: Hashable, numbers: Sequence[float]) -> int:
         """Stands for the key, whose hash takes time, and for what the step decides by its numbers."""
         alike = self._keys.setdefault(key, [])
         for number in alike:
             if number not in self._decisions or self._decisions[number].hold(numbers):
-                return number
-        alike.append(sum(map(len, self._keys.values())))
+                if all(tensor._version == version for tensor, version in self._constants.get(number, ())):
+                    return number
+                alike.remove(number)  # it holds tensors by value that have changed since
+                break
+        self._count += 1
+        alike.append(self._count)
         return alike[-1]
 
     def _parameters(self) -> list[Any]:
@@ -228,14 +275,17 @@ class TorchStep(PlannedStep):
 
     def _trace(
         self, key: int, groups: Sequence[StateGroup], arguments: Batch, numbers: Sequence[float],
-        settings: Sequence[Setting], is_training: bool,
-    ) -> Graph:  # fmt: skip
+        settings: Sequence[Setting], reads: Sequence[Place], is_training: bool,
+    ) -> Graph | None:  # fmt: skip
         kinds = [kind for group in groups for kind in group.types.values()]
         count = len(kinds)
+        own = count - len(self._captured.types)
 
         def step(values: list[Any]) -> list[Any]:
             state, rest = values[:count], values[count:]
+            captured = state[own:]
             changing, rest = dict(zip(settings, rest, strict=False)), rest[len(settings) :]
+            symbols, rest = dict(zip(reads, rest, strict=False)), rest[len(reads) :]
             args, kwargs = arguments.fill(rest)
             bound = BoundStep(
                 self._model, self._state.model, self._optimizers, self._state.optimizers, state, changing,
@@ -244,7 +294,9 @@ class TorchStep(PlannedStep):
             if not is_training:
                 bound.optimizers = []
             with (
+                self._reads.bind(symbols, self.name) as writes,
                 bound.swap_tensors(),
+                traced_over(group.mirror for group in groups[:-1]),
                 torch.set_grad_enabled(is_training),
                 record_events(self._model, self._optimizers) as events,
             ):
@@ -252,20 +304,40 @@ class TorchStep(PlannedStep):
                 all_gradients = bound.gradients()
                 gradients = all_gradients if self._is_whole and leaves_gradients(events) else {}
                 after = bound.read(gradients)
+            self._writes[key] = writes
             lost = [name for name in all_gradients if name not in gradients]
             leaves, tree = _pytree.tree_flatten(result)
             kinds = {name: TensorType(tuple(g.shape), g.dtype) for name, g in gradients.items()}
             self._trees[key] = tree, [TENSOR if _is_tensor(leaf) else leaf for leaf in leaves], kinds, lost
             new_gradients = [gradient for name, gradient in gradients.items() if name not in bound.gradients_before]
-            return [*after, *new_gradients, *(_as_output(leaf) for leaf in leaves if _is_tensor(leaf))]
+            return [*after, *captured, *new_gradients, *(_as_output(leaf) for leaf in leaves if _is_tensor(leaf))]
 
         before = set(self._state.model.gradients.names)
-        graph = trace(
-            step, [*kinds, *numbers, *arguments.types], state_count=count, model=self._model,
-            optimizers=self._optimizers, name=self.name,
-        )  # fmt: skip
+        try:
+            graph = trace(
+                step, [*kinds, *numbers, *arguments.types], state_count=count, model=self._model,
+                optimizers=self._optimizers, name=self.name,
+                captured=dict(enumerate(self._captured.tensors.values(), own)),
+            )  # fmt: skip
+        except Exception:
+            if not reads:
+                raise
+            self._fix(reads)
+            return None
+        sizes = list_size_symbols(graph)
+        of_reads = zip(graph.decisions.symbols[len(settings) :], reads, strict=False)
+        deciding = [place for symbol, place in of_reads if symbol in sizes]
+        if deciding:
+            self._fix(deciding)
+            return None
         self._decisions[key] = graph.decisions
         return replace(graph, new_state=tuple(name for name in self._trees[key][2] if name not in before))
+
+    def _fix(self, places: Sequence[Place]) -> None:
+        """Numbers that decide about sizes, or that the step takes by value only: each value has a program."""
+        for place in places:
+            self._reads.fix(place)
+        self._reads.has_news = True
 
     def _body(self, args: Sequence[Any], kwargs: Mapping[str, Any], is_training: bool) -> Any:
         if self._is_whole:
@@ -393,6 +465,14 @@ def _takes_optimizer(function: Callable[..., Any]) -> bool:
     except (TypeError, ValueError):
         return False
     return len(parameters) > 1 and parameters[1] in _SECOND_PARAMETER
+
+
+def _number_type(number: float) -> TensorType:
+    return TensorType((), torch.int64 if type(number) is int else torch.float64)
+
+
+def _number(number: float) -> Any:
+    return np.int64(number) if type(number) is int else np.float64(number)
 
 
 def _is_tensor(leaf: Any) -> bool:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import traceback
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 from unittest import mock
@@ -65,8 +65,16 @@ class Decisions:
         """Whether the step decides likewise for other numbers."""
         if not self.conditions:
             return True
-        values = {symbol: sympy.Float(number) for symbol, number in zip(self.symbols, numbers, strict=True)}
+        values = exact_values(self.symbols, numbers)
         return all(condition.xreplace(values) == sympy.true for condition in self.conditions)
+
+
+def exact_values(symbols: Sequence[Any], numbers: Sequence[float]) -> dict[Any, Any]:
+    """SymPy's form of some numbers, by their symbols."""
+    return {
+        symbol: sympy.Integer(number) if type(number) is int else sympy.Float(number)
+        for symbol, number in zip(symbols, numbers, strict=True)
+    }
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,11 +104,13 @@ def trace(
     model: Any,
     optimizers: Sequence[Any],
     name: str,
+    captured: Mapping[int, Any] | None = None,
 ) -> Graph:
     """The graph of `function`, from a flat list of inputs to a flat list of outputs.
 
-    inputs: fake tensors of a type each; a float becomes a symbol with this value for decisions. The first `state_count`
-    inputs and outputs are state, before and after.
+    inputs: fake tensors of a type each; a number becomes a symbol with this value for decisions. The first
+    `state_count` inputs and outputs are state, before and after. captured: tensors of this machine that the function
+    reads by itself, by the number of the input that stands for each.
 
     Raises UnsupportedProgramError: the step depends on values, or on operators that have no lowering.
     """
@@ -118,13 +128,15 @@ def trace(
             for value in inputs
         ]
     values = [
-        _symbol(shapes, value, number) if isinstance(value, float) else value for number, value in enumerate(values)
+        _symbol(shapes, value, number) if isinstance(value, int | float) else value
+        for number, value in enumerate(values)
     ]
-    symbols = [value.node.expr for value in values if isinstance(value, torch.SymFloat)]
+    symbols = [value.node.expr for value in values if isinstance(value, torch.SymFloat | torch.SymInt)]
     with _tracing(labels), _explain_errors(name):
         graph = make_fx(
             run_with_labels, decomposition_table=_decompositions(), tracing_mode="fake", _allow_non_fake_inputs=True
         )(*values)
+    _pass_captured(graph, captured or {})
     graph.graph.eliminate_dead_code(_is_impure)
     _require_lowerings(graph.graph, name)
     outputs = tuple(next(iter(reversed(graph.graph.nodes))).args[0])
@@ -135,13 +147,46 @@ def trace(
     )
 
 
+def _pass_captured(graph: Any, captured: Mapping[int, Any]) -> None:
+    """Inputs in place of the constants that stand for these tensors."""
+    numbers = {id(tensor): number for number, tensor in captured.items()}
+    places = [node for node in graph.graph.nodes if node.op == "placeholder"]
+    for node in [node for node in graph.graph.nodes if node.op == "get_attr"]:
+        number = numbers.get(id(getattr(graph, node.target)))
+        if number is not None:
+            node.replace_all_uses_with(places[number])
+            graph.graph.erase_node(node)
+
+
+def list_captured(graph: Graph) -> list[Any]:
+    """Tensors of this machine that a traced function reads by itself; not those that it makes of numbers."""
+    nodes = [node for node in graph.nodes.nodes if node.op == "get_attr"]
+    captured = {node.target: None for node in nodes if any("lift_fresh" not in str(user.target) for user in node.users)}
+    return [graph.constants[target] for target in captured]
+
+
+def list_size_symbols(graph: Graph) -> set[Any]:
+    """Symbols of numbers that decide about the sizes of tensors."""
+    return {
+        symbol
+        for node in graph.nodes.nodes
+        if isinstance(node.meta.get("val"), torch.Tensor)
+        for size in node.meta["val"].shape
+        if isinstance(size, torch.SymInt)
+        for symbol in size.node.expr.free_symbols
+    }
+
+
 def _symbol(shapes: Any, value: float, number: int) -> Any:
     from torch._dynamo.source import ConstantSource
 
     source = ConstantSource(f"number{number}")
     symbol = shapes.create_symbol(
-        value, source, dynamic_dim=DimDynamic.DYNAMIC, constraint_dim=None, do_not_specialize_zero_one=True
-    )
+        value, source, dynamic_dim=DimDynamic.DYNAMIC, constraint_dim=None, positive=None,
+        do_not_specialize_zero_one=True,
+    )  # fmt: skip
+    if isinstance(value, int):
+        return shapes.create_symintnode(symbol, hint=value, source=source)
     return shapes.create_symfloatnode(symbol, hint=value, source=source)
 
 

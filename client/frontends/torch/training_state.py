@@ -24,6 +24,7 @@ from shardwright.client.frontends.torch.state import (
     fetch,
     gradient_name,
     host_values,
+    send,
     share_state,
     upload,
 )
@@ -35,7 +36,6 @@ if TYPE_CHECKING:
 
     from shardwright.client.checkpoints import Save
     from shardwright.client.session_state import SessionState
-    from shardwright.client.step_queue import StepQueue
 
 
 class TrainingState:
@@ -84,9 +84,10 @@ class TrainingState:
             initialize(steps, self._module, state, self._init)
             state.mirror.advance(state.names)
             written = []
-        _send(steps, state, written, state.tensors)
+        bring_in_all(state.tensors[name] for name in written if name not in state.values)
+        send(steps, state.mirror, {name: state.tensors[name] for name in written})
         for group, names in zip(self.optimizers, of_optimizers, strict=True):
-            _send(steps, group, names, group.mirror.tensors)
+            send(steps, group.mirror, {name: group.mirror.tensors[name] for name in names})
         for group in (*self.optimizers, *([self.scaler] if self.scaler else [])):
             if group.start:
                 upload(steps, group, group.start)
@@ -194,16 +195,6 @@ class TrainingState:
 
     def _handles(self) -> list[dict[str, RemoteArray]]:
         return [{_checkpoint_name(n): handle for n, handle in g.values.items()} for g in self._groups()]
-
-
-def _send(steps: StepQueue, group: StateGroup, names: Sequence[str], tensors: Mapping[str, Any]) -> None:
-    """New handles of what has new values here."""
-    if not names:
-        return
-    bring_in_all(tensors[name] for name in names if name not in group.values)
-    upload(steps, group, host_values({name: tensors[name] for name in names}))
-    for name in names:
-        group.mirror.hold(name, tensors[name])
 
 
 def _key_of(seed: int) -> np.ndarray:
