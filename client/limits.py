@@ -194,3 +194,14 @@ MIN_ARGUMENT_ELEMENTS = 64
 #: `.data` of PyTorch's tensors held until the next call, so that writes through it are seen. More are held weakly: a
 #: write through one whose tensor is gone by then is lost. More take memory for views that nobody uses.
 MOST_HANDED_OUT = 1000
+
+#: Places that a PyTorch step may read beside its arguments (numbers of modules, closures, globals), looked at before
+#: each call. With more, a data set in a global list costs each call milliseconds; what fewer leave out is not followed.
+MOST_READ_PLACES = 20_000
+
+#: Depth of lists, dicts and objects in which such places are looked for. Deeper ones are not followed; a larger number
+#: takes longer over objects that refer to half the program.
+READ_DEPTH = 6
+
+#: Elements of a numpy array that such a place compares by value. Larger ones cost each call more; they are constants.
+MOST_COMPARED_ELEMENTS = 1024

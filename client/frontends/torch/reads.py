@@ -27,6 +27,7 @@ import torch
 
 from shardwright.client.frontends.torch.labels import is_user_file
 from shardwright.client.frontends.torch.tracing import exact_values
+from shardwright.client.limits import MOST_COMPARED_ELEMENTS, MOST_READ_PLACES, READ_DEPTH
 from shardwright.errors import UnsupportedProgramError
 
 _log = logging.getLogger("shardwright")
@@ -38,8 +39,6 @@ _LIBRARIES = tuple(
     {path for key, path in sysconfig.get_paths().items() if key in ("stdlib", "platstdlib", "purelib", "platlib")}
     | set(site.getsitepackages())
 )
-_MOST = 20_000  # places: what is reachable of a whole data set would cost each call too much
-_SMALL = 1024  # elements of an array that is compared by value
 
 
 class _Cell:
@@ -99,12 +98,12 @@ class _Walk:
 
     def visit_table(self, table: Any, entries: Mapping[Any, Any], name: Callable[[Any], str], depth: int) -> None:
         for key, value in entries.items():
-            if len(self.places) < _MOST:
+            if len(self.places) < MOST_READ_PLACES:
                 self.places.append(Place(table, key, name(key)))
                 self.visit(value, name(key), depth)
 
     def visit(self, value: Any, name: str, depth: int) -> None:
-        if isinstance(value, (*_PLAIN, torch.Tensor, np.ndarray)) or id(value) in self._seen or depth > 6:
+        if isinstance(value, (*_PLAIN, torch.Tensor, np.ndarray)) or id(value) in self._seen or depth > READ_DEPTH:
             return
         self._seen.add(id(value))
         if isinstance(value, torch.nn.Module):
@@ -367,7 +366,7 @@ def _comparable(value: Any) -> tuple[str, Any] | None:
         return type(value).__name__, value
     if isinstance(value, tuple) and all(isinstance(member, _PLAIN) for member in value):
         return "tuple", value
-    if isinstance(value, np.ndarray) and value.size <= _SMALL:
+    if isinstance(value, np.ndarray) and value.size <= MOST_COMPARED_ELEMENTS:
         return "array", (value.dtype.str, value.shape, value.tobytes())
     if isinstance(value, types.FunctionType | type):
         return "function", value
