@@ -30,7 +30,7 @@ COMMITS_AT_MOST = 100
 
 #: Seconds each: layers, names in documents, marks and the rest that any file can break.
 ALWAYS = (
-    "tests/test_docs.py", "tests/test_durations.py", "tests/test_layers.py", "tests/test_numbers.py",
+    "tests/test_docs.py", "tests/test_durations.py", "tests/test_layers.py", "tests/test_tuning_numbers.py",
     "tests/test_structure.py",
 )  # fmt: skip
 
