@@ -151,6 +151,12 @@ def is_user_file(name: str) -> bool:
     return not name.startswith(_OTHERS) and not name.startswith("<")
 
 
+def user_line() -> str:
+    """Where the user's code is now: file, line and function."""
+    frame = _user_frame()
+    return f"{frame.f_code.co_filename}:{frame.f_lineno} ({frame.f_code.co_name})" if frame is not None else ""
+
+
 def _user_frame() -> FrameType | None:
     """The innermost frame that is neither PyTorch's nor ours."""
     frame: FrameType | None = sys._getframe(1)

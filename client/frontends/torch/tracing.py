@@ -7,7 +7,6 @@ that the step reads out of tensors (an optimizer's count of steps): the graph co
 from __future__ import annotations
 
 import contextlib
-import traceback
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -16,14 +15,9 @@ from unittest import mock
 import sympy
 import torch
 from torch._decomp import decomposition_table
-from torch._subclasses.fake_tensor import (
-    DataDependentOutputException,
-    DynamicOutputShapeException,
-    FakeTensorMode,
-    UnsupportedOperatorException,
-)
+from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.fx.experimental.proxy_tensor import make_fx
-from torch.fx.experimental.symbolic_shapes import DimDynamic, GuardOnDataDependentSymNode, ShapeEnv
+from torch.fx.experimental.symbolic_shapes import DimDynamic, ShapeEnv
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from shardwright.client.frontends.torch.evaluation import (
@@ -34,13 +28,11 @@ from shardwright.client.frontends.torch.evaluation import (
     lowering_of,
     source_node,
 )
+from shardwright.client.frontends.torch.forms import BoundedForms
 from shardwright.client.frontends.torch.functional import gaussian_nll_loss, infer_grouped_mm
 from shardwright.client.frontends.torch.labels import Label, Labels
+from shardwright.client.frontends.torch.refusals import explain_errors
 from shardwright.errors import UnsupportedProgramError
-
-_VALUE_REMEDY = (
-    "keep it in tensors: torch.where for a choice, a mask for a selection; or compute it before the step and pass it"
-)
 
 
 @dataclass(frozen=True, slots=True)
@@ -132,7 +124,7 @@ def trace(
         for number, value in enumerate(values)
     ]
     symbols = [value.node.expr for value in values if isinstance(value, torch.SymFloat | torch.SymInt)]
-    with _tracing(labels), _explain_errors(name):
+    with _tracing(labels), explain_errors(name):
         graph = make_fx(
             run_with_labels, decomposition_table=_decompositions(), tracing_mode="fake", _allow_non_fake_inputs=True
         )(*values)
@@ -227,6 +219,7 @@ def _tracing(labels: Labels) -> Iterator[None]:
             mock.patch.object(torch._meta_registrations, "_meta_grouped_mm_common", infer_grouped_mm)
         )
         settings.enter_context(_autocast_on_cpu())
+        settings.enter_context(BoundedForms())
         yield
 
 
@@ -248,38 +241,6 @@ def _autocast_on_cpu() -> Iterator[None]:
 
     with mock.patch.object(torch.amp.autocast_mode.autocast, "__init__", on_cpu):
         yield
-
-
-@contextlib.contextmanager
-def _explain_errors(name: str) -> Iterator[None]:
-    """Explain errors of tracing that come from values; those of the user's code come through."""
-    try:
-        yield
-    except (GuardOnDataDependentSymNode, DataDependentOutputException) as error:
-        raise UnsupportedProgramError(
-            f"{name} decides by a value that only the servers know", where=_user_line(error), remedy=_VALUE_REMEDY
-        ) from error
-    except DynamicOutputShapeException as error:
-        raise UnsupportedProgramError(
-            f"{name} makes a tensor whose size depends on values ({error.func})",
-            where=_user_line(error),
-            remedy=_VALUE_REMEDY,
-        ) from error
-    except UnsupportedOperatorException as error:
-        raise UnsupportedProgramError(
-            f"{name} uses {error.func}, whose shapes PyTorch does not know without running it",
-            where=_user_line(error),
-            remedy="register a fake kernel for it, or use another operator",
-        ) from error
-
-
-def _user_line(error: BaseException) -> str:
-    from shardwright.client.frontends.torch.labels import is_user_file
-
-    for frame in reversed(traceback.extract_tb(error.__traceback__)):
-        if is_user_file(frame.filename):
-            return f"{frame.filename}:{frame.lineno} ({frame.name})"
-    return ""
 
 
 def _require_lowerings(graph: Any, name: str) -> None:
