@@ -8,6 +8,7 @@ selected. Anything else is refused.
 from __future__ import annotations
 
 import inspect
+from collections.abc import Iterable
 from typing import Any, NoReturn
 
 import torch
@@ -31,19 +32,12 @@ _OF_ELEMENTS = (
 
 _ELEMENTWISE = frozenset(_OF_ELEMENTS.split())
 
-#: Functions of each row alone whose other arguments have no rows.
-_OF_ROWS = (
-    "linear",
-    "layer_norm",
-    "rms_norm",
-    "embedding",
-    "one_hot",
-    "conv1d",
-    "conv2d",
-    "conv3d",
-    "group_norm",
-    "max_pool2d",
-)
+#: Functions of each row alone whose other arguments have no rows, and the least rank at which the first dimension is
+#: that of rows.
+_OF_ROWS = {
+    "linear": 2, "layer_norm": 2, "rms_norm": 2, "group_norm": 2, "embedding": 1, "one_hot": 1, "max_pool2d": 3,
+    "conv1d": 3, "conv2d": 4, "conv3d": 5, "matmul": 2, "__matmul__": 2,
+}  # fmt: skip
 
 #: Functions of a row alone where `dim` is none of rows, with the place of `dim` among their arguments.
 _ALONG = dict.fromkeys(
@@ -127,6 +121,12 @@ class Selection:
         return _apply(function, args, kwargs or {})
 
 
+def refuse_selections(values: Iterable[Any]) -> None:
+    """Raises UnsupportedProgramError where one of these is a selection, whose size no result has."""
+    if any(isinstance(value, Selection) for value in values):
+        _refuse("a result of the step")
+
+
 def _operator(name: str) -> Any:
     def apply(self: Selection, *args: Any) -> Any:
         return _apply(getattr(torch.Tensor, name), (self, *args), {})
@@ -150,7 +150,7 @@ def _apply(function: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         return _loss(function, selection, args, kwargs)
     if name in _ELEMENTWISE:
         return _rows(function, selection, args, kwargs, has_rows=True)
-    if name in _OF_ROWS or (name in ("matmul", "__matmul__") and args[0] is selection and selection.ndim > 1):
+    if name in _OF_ROWS and args and args[0] is selection and selection.ndim >= _OF_ROWS[name]:
         return _rows(function, selection, args, kwargs, has_rows=False)
     if name in _ALONG:
         dims = kwargs["dim"] if "dim" in kwargs else args[_ALONG[name]] if len(args) > _ALONG[name] else None
@@ -171,9 +171,11 @@ def _rows(function: Any, selection: Selection, args: Any, kwargs: Any, *, has_ro
         if isinstance(value, Selection):
             if not _are_same(selection.mask, value.mask):
                 _refuse("what another mask selects, beside it,")
+            if value.ndim != selection.ndim:
+                _refuse("a selection of another rank beside it")
             return value.values
-        is_spread = not isinstance(value, torch.Tensor) or value.dim() < selection.ndim or value.shape[0] == 1
-        if has_rows and not is_spread and value.dim() > 0:
+        rank = value.dim() if has_rows and isinstance(value, torch.Tensor) else 0
+        if rank > selection.ndim or (rank == selection.ndim and value.shape[0] != 1):
             _refuse("a tensor of rows of its own beside it")
         return value
 

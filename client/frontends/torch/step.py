@@ -25,6 +25,7 @@ from shardwright.client.frontends.torch.optimizers import require_optimizer, wit
 from shardwright.client.frontends.torch.reads import Place, Reads, Write
 from shardwright.client.frontends.torch.remote import RemoteTensor
 from shardwright.client.frontends.torch.scaling import require_scaler, scaler_settings
+from shardwright.client.frontends.torch.selections import refuse_selections
 from shardwright.client.frontends.torch.settings import Setting, Settings
 from shardwright.client.frontends.torch.state import RANDOM, StateGroup, require_plain
 from shardwright.client.frontends.torch.tracing import (
@@ -307,6 +308,7 @@ class TorchStep(PlannedStep):
             self._writes[key] = writes
             lost = [name for name in all_gradients if name not in gradients]
             leaves, tree = _pytree.tree_flatten(result)
+            refuse_selections(leaves)
             kinds = {name: TensorType(tuple(g.shape), g.dtype) for name, g in gradients.items()}
             self._trees[key] = tree, [TENSOR if _is_tensor(leaf) else leaf for leaf in leaves], kinds, lost
             new_gradients = [gradient for name, gradient in gradients.items() if name not in bound.gradients_before]
