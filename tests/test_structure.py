@@ -14,6 +14,7 @@ from scripts.import_graph import (
     read_imports,
     select_room,
 )
+from shardwright.planner.cache.keys import SOURCES
 
 #: Files in the largest circle of imports, type-only ones counted. Only ever lowered.
 LARGEST_CIRCLE = {"client": 4, "server": 1}
@@ -61,3 +62,19 @@ def test_classes_that_grew_stay_short(name: str) -> None:
     module, _, class_name = f"shardwright.{name}".rpartition(".")
     lines = inspect.getsource(getattr(importlib.import_module(module), class_name)).splitlines()
     assert len(lines) <= MOST_LINES[name]
+
+
+#: Imported by the planner, without a say in what it plans.
+_WITHOUT_A_SAY = {
+    "errors", "input_files", "json_reader", "package", "processes", "progress", "spelling", "tuning", "units", "xla",
+}  # fmt: skip
+
+
+def test_whatever_the_planner_imports_makes_it_another_planner() -> None:
+    graph = read_imports()
+    reached, news = set[str](), {module for module in graph if module.startswith("shardwright.planner")}
+    while news:
+        reached |= news
+        news = {other for module in news for other in graph[module]} - reached
+    rooms = {module.split(".")[1] for module in reached if "." in module}
+    assert rooms - {source.removesuffix(".py") for source in SOURCES} - _WITHOUT_A_SAY == set()

@@ -19,12 +19,11 @@ import jax.numpy as jnp
 import pytest
 
 import shardwright
-from scripts.import_graph import read_imports
 from shardwright.clusters.cluster import Cluster, Link
 from shardwright.hlo import parse
 from shardwright.options.plan_options import PlanOptions
 from shardwright.planner import PlanProgress, plan
-from shardwright.planner.cache.keys import SOURCES, program_digest
+from shardwright.planner.cache.keys import program_digest
 from shardwright.planner.cache.plan_cache import plan_with_cache
 from shardwright.planner.cache.relabel import ProgramNames, Relabeler, RelabelError, SourceLocation
 from shardwright.planner.cache.store import FileStore, MemoryStore
@@ -173,22 +172,6 @@ def test_plans_of_other_planners_are_not_found(tmp_path: Path) -> None:
     with (copy / "shardwright" / "planner" / "planning.py").open("a") as file:
         file.write("# another planner\n")
     assert "search" in phases()
-
-
-#: Imported by the planner, without a say in what it plans.
-_WITHOUT_A_SAY = {
-    "errors", "input_files", "json_reader", "package", "processes", "progress", "spelling", "tuning", "units", "xla",
-}  # fmt: skip
-
-
-def test_whatever_the_planner_imports_makes_it_another_planner() -> None:
-    graph = read_imports()
-    reached, news = set[str](), {module for module in graph if module.startswith("shardwright.planner")}
-    while news:
-        reached |= news
-        news = {other for module in news for other in graph[module]} - reached
-    rooms = {module.split(".")[1] for module in reached if "." in module}
-    assert rooms - {source.removesuffix(".py") for source in SOURCES} - _WITHOUT_A_SAY == set()
 
 
 def test_what_a_deadline_cut_short_is_searched_again(ask: CountingAsker) -> None:
