@@ -92,6 +92,11 @@ def _compilation_key(job: CompileJob) -> Hashable:
     return str(job.plan.mesh), job.want_executable, tuple(sorted(job.plan.compile_options.items()))
 
 
+def _ends_child(inspect: Inspect, text: str) -> bool:
+    """Whether a child takes longer to compile what it has partitioned than another one to start."""
+    return inspect == "partition-pass" and len(text) > BYTES_WORTH_A_CHILD
+
+
 class CompileService:
     """Owns compile children. Thread-safe; a request waits for a free child.
 
@@ -144,7 +149,7 @@ class CompileService:
         """
         header = {"job": "compile", "inspect": inspect, "want_executable": want_executable}
         blobs = [hlo_text.encode(), plan_to_json(plan).encode()]
-        ends_child = inspect == "partition-pass" and len(hlo_text) > BYTES_WORTH_A_CHILD
+        ends_child = _ends_child(inspect, hlo_text)
         devices = plan.mesh.device_count
         result = self._request(header, blobs, deadline_s, devices, cancellation, ends_child=ends_child)
         self._keep_one()
@@ -197,7 +202,7 @@ class CompileService:
         earlier.
         """
         header = {"job": "compile_stablehlo", "device_count": self.device_count, "inspect": inspect}
-        ends_child = inspect == "partition-pass" and len(stablehlo) > BYTES_WORTH_A_CHILD
+        ends_child = _ends_child(inspect, stablehlo)
         _, parts = self._request(header, [stablehlo.encode()], deadline_s, self.device_count, ends_child=ends_child)
         return parts[0].decode()
 

@@ -201,7 +201,8 @@ class Reads:
 
     def __init__(self, function: Any, model: Any, optimizers: Sequence[Any]) -> None:
         self._roots = function, model, optimizers
-        self._arguments: dict[tuple[int, Any], None] = {}
+        self._arguments: set[tuple[int, Any]] = set()
+        self._numbers: dict[Place, float] | None = None  # what the arguments were at the last look
         self._fixed: set[tuple[int, Any]] = set()
         self._kinds: dict[Any, int] = {}
         self._told: set[str] = set()
@@ -231,7 +232,7 @@ class Reads:
 
     def _look(self) -> None:
         """Takes the values as they are; what changed since the last look is told."""
-        before, self._values = self._values, {}
+        before, self._values, self._numbers = self._values, {}, None
         self._slots = [(place.table, place.key, place.table[place.key]) for place in self._places]
         self._sizes = [(table, len(table)) for table, _ in self._containers]
         self.tensors = {
@@ -258,7 +259,8 @@ class Reads:
 
     def make_argument(self, place: Place) -> None:
         """From now on a number is an argument."""
-        self._arguments[place.identity] = None
+        self._arguments.add(place.identity)
+        self._numbers = None
         self._tell(place.name, "changes: it is an argument of the step from now on")
 
     @contextmanager
@@ -325,7 +327,7 @@ class Reads:
 
     def fix(self, place: Place) -> None:
         """A number that decides about sizes makes a program for each value."""
-        self._arguments.pop(place.identity, None)
+        self._arguments.discard(place.identity)
         self._fixed.add(place.identity)
         self._look()
 
@@ -347,13 +349,13 @@ class Reads:
             is_same = False
         if not is_same:
             self._collect()
-        if not self._arguments:
-            return {}, self._kind
-        numbers: dict[Place, float] = {}
-        for place, (_, _, value) in zip(self._places, self._slots, strict=True):
-            if place.identity in self._arguments and _is_number(value):
-                numbers[place] = value if type(value) is int else float(value)
-        return numbers, self._kind
+        if self._numbers is None:
+            self._numbers = {
+                place: value if type(value) is int else float(value)
+                for place, (_, _, value) in zip(self._places, self._slots, strict=True)
+                if place.identity in self._arguments and _is_number(value)
+            }
+        return dict(self._numbers), self._kind
 
 
 def _is_number(value: Any) -> bool:

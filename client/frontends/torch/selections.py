@@ -42,24 +42,11 @@ _OF_ROWS = {
 #: Functions of a row alone where `dim` is none of rows, with the place of `dim` among their arguments.
 _ALONG = dict.fromkeys(
     (
-        *(
-            "softmax",
-            "log_softmax",
-            "sum",
-            "mean",
-            "amax",
-            "amin",
-            "argmax",
-            "argmin",
-            "logsumexp",
-            "prod",
-            "any",
-            "all",
-        ),
-        *("max", "min", "cumsum", "unsqueeze", "squeeze"),
+        "softmax", "log_softmax", "sum", "mean", "amax", "amin", "argmax", "argmin", "logsumexp", "prod", "any", "all",
+        "max", "min", "cumsum", "unsqueeze", "squeeze",
     ),
     1,
-) | {"gather": 1, "normalize": 2, "cosine_similarity": 2, "norm": 2, "flatten": 1}
+) | {"gather": 1, "normalize": 2, "cosine_similarity": 2, "norm": 2, "flatten": 1}  # fmt: skip
 
 #: Losses that are means of what they are of each element.
 _LOSSES = (
