@@ -49,6 +49,12 @@ PRODUCTS = (
     (1024, 1024, 1024), (2048, 2048, 2048), (4096, 4096, 4096), (8192, 8192, 8192),
     (8192, 768, 2304), (8192, 768, 768), (8192, 768, 3072), (8192, 3072, 768), (768, 8192, 3072), (8192, 768, 50304),
 )  # fmt: skip
+#: Rows, heads, key heads, width, tokens, causal: attention, by cuDNN and as XLA writes it.
+ATTENTION = (
+    (512, 16, 16, 64, 16384, True), (1024, 12, 12, 64, 16384, True), (2048, 16, 8, 128, 16384, True),
+    (4096, 16, 8, 128, 16384, True), (4096, 16, 8, 64, 16384, True), (4096, 16, 16, 128, 16384, False),
+    (8192, 16, 16, 128, 16384, True), (16384, 16, 16, 128, 16384, True), (32768, 8, 1, 128, 32768, True),
+)  # fmt: skip
 SIZES = tuple(1 << power for power in range(10, 29, 3))
 REPEATS = 10
 
@@ -70,6 +76,7 @@ def main() -> None:
             measure_product(*shape, dtype) for dtype in ("float32", "bfloat16") for shape in PRODUCTS
         ]
         figures["chain"] = measure_chain()
+        figures["attention"] = [measure_attention(*shape) for shape in ATTENTION]
         _write(arguments.out, figures)
     for case in arguments.cases:
         if time.monotonic() - started_s > arguments.seconds:
@@ -120,6 +127,26 @@ def measure_chain(length: int = 200) -> dict[str, float]:
         "kernels_s": sum(seconds for _, seconds, _ in kernels) / 3,
         "kernels": sum(runs for _, _, runs in kernels) / 3,
     }
+
+
+def measure_attention(rows: int, heads: int, kv_heads: int, width: int, tokens: int, causal: bool) -> dict[str, Any]:
+    """Attention in bfloat16: seconds of its kernels, forward, and forward with backward, by cuDNN and by XLA."""
+    q, k, v = (
+        jax.random.normal(jax.random.key(seed), (tokens // rows, rows, count, width), jnp.bfloat16)
+        for seed, count in enumerate((heads, kv_heads, kv_heads))
+    )
+    result: dict[str, Any] = {"shape": [rows, heads, kv_heads, width, tokens], "causal": causal}
+    for implementation in ("cudnn", "xla"):
+
+        def forward(q: jax.Array, k: jax.Array, v: jax.Array, by: Any = implementation) -> jax.Array:
+            return jax.nn.dot_product_attention(q, k, v, is_causal=causal, implementation=by)
+
+        both = jax.jit(jax.grad(lambda *qkv, run=forward: run(*qkv).astype(jnp.float32).sum(), argnums=(0, 1, 2)))
+        result[implementation] = {
+            "forward_s": _measure_kernels_s(jax.jit(forward), q, k, v),
+            "both_s": _measure_kernels_s(both, q, k, v),
+        }
+    return result
 
 
 def _measure_kernels_s(function: Callable[..., jax.Array], *arguments: jax.Array) -> float:

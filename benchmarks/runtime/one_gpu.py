@@ -1,8 +1,10 @@
 """A step of GPT-2 124M on one GPU: by its framework alone, and by the service.
 
-Each side is a process of its own: `jax.jit`; PyTorch eager and by `torch.compile`, in bfloat16 autocast; then a server
-of this GPU and, as its clients without a GPU, `session.parallelize` and `shardwright.torch.parallelize`. A round of
-steps ends when its last loss is a Python float; the median of the rounds counts.
+Each side is a process of its own: `jax.jit` with XLA's attention and with cuDNN's; PyTorch eager and by
+`torch.compile`, in bfloat16 autocast; then a server of this GPU and, as its clients without a GPU,
+`session.parallelize` and `shardwright.torch.parallelize`, with fused attention and without. A round of steps ends when
+its last loss is a Python float; the median of the rounds counts. The losses of the first 20 steps of fused sides are
+held against those of the same side without.
 
     python -m benchmarks.runtime.one_gpu --hardware h100 [--sides jit served] [--json FILE]
 
@@ -27,7 +29,15 @@ from typing import Any
 import numpy as np
 
 VOCABULARY, WIDTH, HEADS = 50257, 768, 12
-SIDES = ("jit", "torch", "torch.compile", "served", "torch served")
+SIDES = (
+    "jit", "jit cudnn", "torch", "torch.compile", "served", "served unfused", "torch served", "torch served unfused",
+)  # fmt: skip
+
+#: Side with fused attention → the same side without.
+UNFUSED = {"jit cudnn": "jit", "served": "served unfused", "torch served": "torch served unfused"}
+
+#: Steps whose losses are compared.
+COMPARED = 20
 
 #: Starts a step and returns its loss, to be read by `float` some time later.
 Step = Callable[[], Any]
@@ -38,15 +48,19 @@ def measure_side(arguments: argparse.Namespace) -> dict[str, Any]:
     """Seconds of a step of one side in its rounds, seconds to its first loss, and its memory in bytes."""
     make = {
         "jit": make_jit_step,
+        "jit cudnn": make_jit_step,
         "torch": make_torch_step,
         "torch.compile": make_torch_step,
         "served": make_served_step,
+        "served unfused": make_served_step,
         "torch served": make_torch_served_step,
+        "torch served unfused": make_torch_served_step,
     }[arguments.side]
     start = time.perf_counter()
     with make(arguments) as (step, more):
         losses = [float(step())]
         first_s = time.perf_counter() - start
+        losses += [float(step()) for _ in range(COMPARED - 1)]
         seconds = []
         for _ in range(arguments.rounds):
             start = time.perf_counter()
@@ -59,9 +73,21 @@ def measure_side(arguments: argparse.Namespace) -> dict[str, Any]:
 
 
 def _jax_gpt(arguments: argparse.Namespace) -> tuple[Any, Any, np.ndarray[Any, Any]]:
+    """The example with its attention as `jax.nn.dot_product_attention`, by cuDNN where the side asks for it."""
+    import jax
+    from jax import numpy as jnp
+
+    from examples.gpt2 import model
     from examples.gpt2.model import Config, make_steps
     from examples.gpt2.train import adamw
 
+    def attention(p: Any, x: Any, heads: int) -> Any:
+        q, k, v = (each.reshape(*x.shape[:2], heads, -1) for each in jnp.split(model.linear(p["qkv"], x), 3, axis=-1))
+        implementation: Any = "cudnn" if arguments.side == "jit cudnn" else None
+        mixed = jax.nn.dot_product_attention(q, k, v, is_causal=True, implementation=implementation)
+        return model.linear(p["output"], mixed.reshape(x.shape))
+
+    model.attention = attention
     config = Config(
         vocabulary=VOCABULARY, context=arguments.tokens, layers=arguments.layers, heads=HEADS, width=WIDTH,
         batch=arguments.batch, dtype="bfloat16",
@@ -103,7 +129,7 @@ def make_served_step(arguments: argparse.Namespace) -> Iterator[tuple[Step, Call
 
     init, train_step, tokens = _jax_gpt(arguments)
     with connect(arguments.server) as session:
-        served = session.parallelize(train_step, donate_argnums=(0, 1))
+        served = session.parallelize(train_step, donate_argnums=(0, 1), fused_attention=_choice(arguments))
         state: Any = served.init(init, jax.random.key(0))
 
         def step() -> Any:
@@ -165,8 +191,12 @@ def make_torch_served_step(arguments: argparse.Namespace) -> Iterator[tuple[Step
     model, optimizer, loss_of, tokens = _torch_gpt(arguments, "cpu")
     x, y = tokens[:, :-1].contiguous(), tokens[:, 1:].contiguous()
     with connect(arguments.server) as session:
-        served = swt.parallelize(session, model, optimizer, loss_of)
+        served = swt.parallelize(session, model, optimizer, loss_of, fused_attention=_choice(arguments))
         yield lambda: served(x, y), lambda: _figures_of_plan(served)
+
+
+def _choice(arguments: argparse.Namespace) -> str:
+    return "off" if "unfused" in arguments.side else "auto"
 
 
 def _figures_of_plan(step: Any) -> dict[str, Any]:
@@ -207,6 +237,14 @@ def run_side(side: str, address: str | None) -> dict[str, Any]:
         return figures
 
 
+def compare_losses(figures: dict[str, dict[str, Any]]) -> None:
+    """Note how far the losses of a fused side are from those of its twin, where both are there."""
+    for fused, unfused in UNFUSED.items():
+        losses = [figures[side]["losses"][:COMPARED] for side in (fused, unfused) if "losses" in figures.get(side, {})]
+        if len(losses) == 2:
+            figures[fused]["apart"] = float(np.abs(np.subtract(*losses)).max())
+
+
 def report(side: str, figures: dict[str, Any]) -> str:
     if "error" in figures:
         return f"{side}: {figures['error']}"
@@ -219,6 +257,8 @@ def report(side: str, figures: dict[str, Any]) -> str:
         if figures.get(name)
     ]
     texts.append(f"loss {figures['losses'][0]:.3f} to {figures['losses'][-1]:.3f}")
+    if "apart" in figures:
+        texts.append(f"losses of {COMPARED} steps at most {figures['apart']:.1e} from those without fused attention")
     return "\n".join([f"{side}: {', '.join(texts)}", *([figures["report"]] if "report" in figures else [])])
 
 
@@ -244,6 +284,7 @@ def main() -> int:
     def run(sides: list[str], address: str | None) -> None:
         for side in sides:
             figures[side] = run_side(side, address)
+            compare_losses(figures)
             print(report(side, figures[side]), flush=True)
             if arguments.json:
                 arguments.json.write_text(json.dumps(figures, indent=1))

@@ -136,15 +136,6 @@ def test_as_eager(name: str, force: Any, session: sw.Session) -> None:
     assert distance(step.state_dict()["model"], eager.state_dict()) < 1e-5
 
 
-@pytest.mark.parametrize("weights", [None, X[:, 0]])
-def test_a_value_that_bincount_has_no_place_for_shows(weights: Any, session: sw.Session) -> None:
-    step = swt.parallelize(
-        session, nn.Identity(), None, lambda model, y: torch.bincount(y, weights, minlength=3), effort="fast"
-    )
-    result = step(Y)
-    assert bool((result == -1).all() if weights is None else result.isnan().all())
-
-
 def decide(model: Any, x: Any, y: Any) -> Any:
     loss = F.cross_entropy(model(x), y)
     if loss > 3:
@@ -159,12 +150,22 @@ def loop(model: Any, x: Any, y: Any) -> Any:
     return total
 
 
+def endless(model: Any, x: Any, y: Any) -> Any:
+    from torch._higher_order_ops.while_loop import while_loop
+
+    with torch.no_grad():
+        (total,) = while_loop(lambda total: total < 9, lambda total: (total + 1,), (x.sum(),))
+    return model(x).sum() * total
+
+
 REFUSALS = {
     "decision": (decide, "torch.where"),
     "loop": (loop, "largest number"),
     "item": (lambda m, x, y: m(x).sum() * len([0] * int(y[0])), "return it to read it after the call"),
-    "nonzero": (lambda m, x, y: m(x).sum() + (y > 1).nonzero().sum(), "mask.sum()"),
-    "unique": (lambda m, x, y: m(x).sum() + y.unique().sum(), "data loader"),
+    "loop over places": (lambda m, x, y: sum(m(x)[n].sum() for n in (y > 1).nonzero()), "mask.sum()"),
+    "places of two masks": (lambda m, x, y: m(x)[torch.where(y > 1)[0], torch.where(y > 2)[0]].sum(), "mask.sum()"),
+    "while_loop": (endless, "largest number"),
+    "unique": (lambda m, x, y: m(x).sum() + y.unique(dim=0).sum(), "data loader"),
     "bincount": (lambda m, x, y: m(x).sum() + y.bincount().sum(), "minlength=n"),
     "repeats": (lambda m, x, y: m(x).repeat_interleave(y, 0).sum(), "output_size=n"),
     "size of a selection": (lambda m, x, y: m(x)[y > 1].sum() / x[y > 1].shape[0], r"mask.sum()"),
@@ -173,9 +174,6 @@ REFUSALS = {
     "a selection of another rank": (lambda m, x, y: (m(x)[y > 1] * y[y > 1]).sum(), "torch.where"),
     "a tensor beside a selection": (lambda m, x, y: (m(x)[y > 1] * x[:5, :4]).sum(), "torch.where"),
     "a selection as result": (lambda m, x, y: (m(x).sum(), x[y > 1]), "mask.sum()"),
-    "distribution": (
-        lambda m, x, y: -torch.distributions.Categorical(logits=m(x)).log_prob(y).mean(), "validate_args=False"
-    ),
 }  # fmt: skip
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import random
 from collections.abc import Callable
 from types import SimpleNamespace
@@ -182,6 +183,7 @@ def test_side_effects_are_told_once(
         seen.append(loss)
         model.last = loss
         print("traced")
+        logging.getLogger("of_user").warning("traced")
         return loss
 
     step = swt.parallelize(session, model, torch.optim.SGD(model.parameters(), 0.1), loss_fn)
@@ -191,4 +193,6 @@ def test_side_effects_are_told_once(
     assert not seen
     assert not hasattr(model, "last")
     told = [line for line in caplog.messages if "once a trace" in line]
-    assert [line.split()[0] for line in told] == ["loss_fn", "model", "seen"]
+    assert [line.split()[:2] for line in told] == [
+        ["loss_fn", "prints:"], ["loss_fn", "logs:"], ["model", "gets"], ["seen", "gets"]
+    ]  # fmt: skip

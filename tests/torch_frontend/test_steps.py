@@ -200,13 +200,9 @@ def test_a_compiled_module_is_refused(session: sw.Session) -> None:
 
 
 def test_a_data_parallel_module_is_refused(session: sw.Session) -> None:
-    torch.distributed.init_process_group("gloo", store=torch.distributed.HashStore(), rank=0, world_size=1)
-    try:
-        model = torch.nn.parallel.DistributedDataParallel(small())
-        with pytest.raises(sw.errors.OptionError, match="DistributedDataParallel") as caught:
-            swt.parallelize(session, model, sgd(model), class_loss)
-    finally:
-        torch.distributed.destroy_process_group()
+    model = torch.nn.DataParallel(small())
+    with pytest.raises(sw.errors.OptionError, match="DataParallel") as caught:
+        swt.parallelize(session, model, sgd(model), class_loss)
     assert "pass the module inside" in caught.value.remedy
 
 
@@ -230,7 +226,7 @@ def test_a_decision_by_a_value_is_refused_with_its_line(session: sw.Session) -> 
 
 def test_a_size_that_depends_on_values_is_refused(session: sw.Session) -> None:
     model = small()
-    step = swt.parallelize(session, model, sgd(model), lambda model, x, y: class_loss(model, x, y.unique()))
+    step = swt.parallelize(session, model, sgd(model), lambda model, x, y: class_loss(model, x, y.unique(dim=0)))
     with pytest.raises(sw.UnsupportedProgramError, match="size depends on values"):
         step(X, Y)
 
@@ -254,6 +250,28 @@ def test_a_loss_that_is_no_number_is_refused(session: sw.Session) -> None:
     model = small()
     with pytest.raises(sw.ArgumentError, match=r"the loss is of shape \[8, 4\]"):
         swt.parallelize(session, model, sgd(model), lambda model, x: model(x))(X)
+
+
+@pytest.mark.parametrize(
+    ("call", "error", "remedy"),
+    [
+        (
+            lambda s, m: swt.parallelize(s, m, sgd(m), lambda x, y: class_loss(m, x, y))(X, Y),
+            sw.ArgumentError,
+            "model, x",
+        ),
+        (lambda s, m: swt.parallelize(s, m, sgd(m), torch.nn.MSELoss())(X, Y), sw.ArgumentError, "model, x"),
+        (lambda s, m: swt.parallelize(m, sgd(m), class_loss), sw.errors.OptionError, "pass it first"),
+        (lambda s, m: swt.parallelize(s, m, sgd(m), class_loss)(X, Y[:3]), sw.ArgumentError, "this line"),
+        (lambda s, m: swt.parallelize(s, m, sgd(m), class_loss)(X, X[:, 0]), sw.ArgumentError, "this line"),
+        (lambda s, m: swt.parallelize(s, torch.jit.trace(m, X), sgd(m), class_loss), sw.errors.OptionError, "traced"),
+    ],
+    ids=["no model", "criterion", "no session", "wrong shape", "wrong dtype", "jit"],
+)
+def test_a_first_mistake_is_told_in_words(call: Any, error: Any, remedy: str, session: sw.Session) -> None:
+    with pytest.raises(error) as caught:
+        call(session, small())
+    assert remedy in caught.value.remedy
 
 
 def test_a_failed_trace_leaves_the_module_as_it_was(session: sw.Session) -> None:
@@ -285,7 +303,7 @@ def test_the_page_s_first_script_runs_as_it_stands(tmp_path: Any) -> None:
 
 def test_the_page_s_examples_run(tmp_path: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
-    _, first, second, third = (
+    _, first, second, third, buckets = (
         block.text for block in blocks_of(ROOT / "docs" / "torch.md") if block.language == "python"
     )
     names: dict[str, Any] = {}
@@ -295,6 +313,10 @@ def test_the_page_s_examples_run(tmp_path: Any, monkeypatch: pytest.MonkeyPatch)
         assert names["step"](torch.randn(64, 64), ids(64, below=10)).item() > 0
         exec(third, names)
         assert names["step"](torch.randn(64, 64), ids(64, below=10)).item() > 0
+        names["loss_fn"] = lambda model, input_ids, attention_mask, labels: model(input_ids).sum()
+        exec(buckets, names)
+        with pytest.raises(sw.ArgumentError, match="300 elements, and the largest bucket 256"):
+            names["step"](input_ids=ids(2, 300), attention_mask=ids(2, 300), labels=ids(2, 300))
     finally:
         names["session"].close()
     state = torch.load(tmp_path / "state.pt")

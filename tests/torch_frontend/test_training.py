@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import collections
 import copy
 import math
 from typing import Any
@@ -14,6 +15,7 @@ import shardwright as sw
 import shardwright.torch as swt
 from tests.torch_frontend.comparison import adamw, compare, relative, sgd, train_eagerly
 from tests.torch_frontend.models import GPT, Recommender, Recurrent, ResNet, floats, ids, token_loss
+from tests.torch_frontend.scripts_of_optimizers import Sharpness
 
 
 def small() -> Any:
@@ -283,3 +285,66 @@ def test_autocast_to_bfloat16(session: sw.Session) -> None:
     found = [step(*batch).item() for batch in gpt_batches()]
     assert relative(found, wanted) < 1e-3
     assert "bf16" in step.lower(*gpt_batches()[0]).hlo_text
+
+
+def test_groups_of_equal_parameters_start_as_their_settings_say(session: sw.Session) -> None:
+    """With momentum and without, and with a rate as a tensor of its own: state is there for those that have it only."""
+
+    def grouped(model: Any) -> Any:
+        layers = [module for module in model if isinstance(module, torch.nn.Linear)]
+        groups = [
+            {"params": layers[0].parameters(), "momentum": 0.9},
+            {"params": layers[1].parameters(), "momentum": 0.0},
+            {"params": layers[2].parameters(), "momentum": 0.5, "nesterov": True},
+        ]
+        return torch.optim.SGD(groups, lr=0.1)
+
+    torch.manual_seed(0)
+    model = torch.nn.Sequential(*(torch.nn.Linear(8, 8) for _ in range(3)), torch.nn.Softplus(), torch.nn.Flatten())
+    step = compare(session, model, grouped, class_loss, batches())
+    names = [name for name in step.lower(*batches()[0]).argument_names if "momentum_buffer" in name]
+    assert names == [f"optimizer.momentum_buffer.{layer}.{part}" for layer in (0, 2) for part in ("weight", "bias")]
+
+
+def test_batches_of_any_structure_are_told_apart(session: sw.Session) -> None:
+    """A dict in another order, a tuple of a class of its own, an OrderedDict in a list: each leaf where it belongs."""
+    Pair = collections.namedtuple("Pair", "first second")
+    calls: list[Any] = [
+        ({"x": floats(4, 8), "y": ids(4, below=4)}, 0.5),
+        ({"y": ids(4, below=4, seed=1), "x": floats(4, 8, seed=1)}, 0.25),
+        (Pair(floats(4, 8, seed=2), ids(4, below=4, seed=2)), 0.5),
+        ([floats(4, 8, seed=3), collections.OrderedDict(y=ids(4, below=4, seed=3))], 2.0),
+        ({"x": floats(4, 8, seed=4), "y": ids(4, below=4, seed=4)}, 0.125),
+    ]
+
+    def loss(model: Any, batch: Any, scale: float) -> Any:
+        if isinstance(batch, dict):
+            x, y = batch["x"], batch["y"]
+        elif isinstance(batch, Pair):
+            x, y = batch.first, batch.second
+        else:
+            x, y = batch[0], batch[1]["y"]
+        return scale * F.cross_entropy(model(x), y)
+
+    compare(session, small(), sgd, loss, calls)
+
+
+def test_an_optimizer_in_another_one_keeps_no_tensors(session: sw.Session) -> None:
+    """Their values would stay as they are. Those that a trace makes are taken out again; what was there stays."""
+    model = small()
+    optimizer = Sharpness(model.parameters(), lambda groups: torch.optim.SGD(groups, 0.1, momentum=0.9), 0.05)
+
+    def train(model: Any, optimizer: Any, x: Any, y: Any) -> Any:
+        def loss_with_gradients() -> Any:
+            loss = class_loss(model, x, y)
+            loss.backward()
+            return loss
+
+        return optimizer.step(loss_with_gradients)
+
+    step = swt.parallelize(session, model, optimizer, train, effort="fast")
+    with pytest.raises(sw.UnsupportedProgramError, match=r"(?s)base of Sharpness, a SGD, keeps tensors.*pass base to"):
+        step(floats(8, 8), ids(8, below=4))
+    assert not optimizer.base.state
+    with pytest.raises(sw.OptionError, match="a SGD is passed that is base of the Sharpness beside it"):
+        swt.parallelize(session, model, [optimizer, optimizer.base], train)

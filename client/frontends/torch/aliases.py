@@ -11,6 +11,7 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+from jax import lax
 
 View = Callable[[Any], Any]
 
@@ -97,7 +98,7 @@ def inverse_of(name: str, args: tuple[Any, ...]) -> Any:
     if name == "_conj":
         return lambda base, new: jnp.conj(new)
     if name == "slice":
-        return lambda base, new: base.at[_slice_index(base.ndim, *args)].set(new)
+        return lambda base, new: set_slice(base, new, *args)
     if name == "select":
         return lambda base, new: base.at[(slice(None),) * (args[0] % base.ndim) + (args[1],)].set(new)
     return None
@@ -107,5 +108,29 @@ def _invert(order: list[int]) -> list[int]:
     return sorted(range(len(order)), key=order.__getitem__)
 
 
-def _slice_index(rank: int, dim: int = 0, start: Any = None, end: Any = None, step: int = 1) -> tuple[slice, ...]:
-    return (slice(None),) * (dim % rank) + (slice(start, end, step),)
+def take_slice(x: Any, size: int, dim: int = 0, start: Any = None, end: Any = None, step: int = 1) -> Any:
+    """`size` elements of a dimension. start: also a number of the call."""
+    dim %= x.ndim
+    if isinstance(start, jax.Array):
+        x = lax.dynamic_slice_in_dim(x, _first(start, x.shape[dim]), (size - 1) * step + 1, dim)
+        start, end = None, None
+    return x[_slice_index(dim, start, end, step)]
+
+
+def set_slice(x: Any, new: Any, dim: int = 0, start: Any = None, end: Any = None, step: int = 1) -> Any:
+    """The same elements replaced."""
+    dim %= x.ndim
+    if not isinstance(start, jax.Array):
+        return x.at[_slice_index(dim, start, end, step)].set(new)
+    first = _first(start, x.shape[dim])
+    part = lax.dynamic_slice_in_dim(x, first, (new.shape[dim] - 1) * step + 1, dim)
+    part = part.at[_slice_index(dim, None, None, step)].set(new.astype(x.dtype))
+    return lax.dynamic_update_slice_in_dim(x, part, first, dim)
+
+
+def _first(start: Any, size: int) -> Any:
+    return jnp.where(start < 0, start + size, start)
+
+
+def _slice_index(dim: int, start: Any, end: Any, step: int) -> tuple[slice, ...]:
+    return (slice(None),) * dim + (slice(start, end, step),)

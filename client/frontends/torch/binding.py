@@ -10,6 +10,9 @@ from unittest import mock
 
 import torch
 
+from shardwright.client.frontends.torch.counters import Counter, is_number, list_number_writes
+from shardwright.client.frontends.torch.places import Place
+from shardwright.client.frontends.torch.reads import Write
 from shardwright.client.frontends.torch.scaling import refuse_other_scalers, swap_scaler, values_of
 from shardwright.client.frontends.torch.settings import Setting
 from shardwright.client.frontends.torch.state import (
@@ -26,18 +29,20 @@ class BoundStep:
 
     def __init__(
         self, model: Any, state: ModelState, optimizers: Sequence[Any], groups: Sequence[OptimizerState],
-        values: Sequence[Any], settings: Mapping[Setting, Any], scaler: Any = None,
+        values: Sequence[Any], settings: Mapping[Setting, Any], counts: Mapping[Counter, Any], scaler: Any = None,
     ) -> None:  # fmt: skip
         self._model, self._state, self._groups = model, state, groups
         self.scaler = scaler
         self.optimizers = list(optimizers)
-        self._settings = settings
+        self._settings, self._counts = settings, counts
+        self._groups_before: list[list[dict[str, Any]]] = []
         self._replacements: dict[int, Any] = {}
         remaining = iter(values)
         for tensor in state.tensors.values():
             value = next(remaining)
             if isinstance(tensor, torch.nn.Parameter):
                 value = torch.nn.Parameter(value, requires_grad=tensor.requires_grad)
+                _copy_hooks(tensor, value)
             self._replacements[id(tensor)] = value
         names = [name for group in groups for name in group.names]
         self._of_optimizers = dict(zip(names, remaining, strict=False))
@@ -60,13 +65,36 @@ class BoundStep:
                 entries: dict[Any, dict[str, Any]] = {}
                 for parameter, state in dict.items(optimizer.state):  # also one that lies on the servers
                     others = {k: v for k, v in state.items() if not isinstance(v, torch.Tensor)}
-                    entries[self._replacements[id(parameter)]] = others
+                    if id(parameter) in self._replacements:
+                        entries[self._replacements[id(parameter)]] = others
                 for name, (parameter, key) in group.entries.items():
                     owner = self._replacements[id(self._state.tensors[parameter])]
                     entries.setdefault(owner, {})[key] = self._of_optimizers[name]
+                for counter, count in self._counts.items():
+                    for parameter, key in counter.members if counter.optimizer == number else ():
+                        entries.setdefault(self._replacements[id(self._state.tensors[parameter])], {})[key] = count
                 settings = {key: value for key, value in self._settings.items() if key.optimizer == number}
                 stack.enter_context(swap_optimizer(optimizer, self._replacements, entries, settings))
+            self._groups_before = [[dict(group) for group in o.param_groups] for o in self.optimizers]
             yield
+
+    def list_writes(self) -> tuple[list[Write], list[str]]:
+        """(what the step leaves in numbers of the optimizers, names of settings that it changes by value)."""
+        writes, constants = [], []
+        owners = {name: self._replacements[id(tensor)] for name, tensor in self._state.tensors.items()}
+        for optimizer, group, groups_before in zip(self.optimizers, self._groups, self._groups_before, strict=False):
+            writes += list_number_writes(optimizer, group, owners)
+            for members, before in zip(optimizer.param_groups, groups_before, strict=True):
+                for key, value in members.items():
+                    old = before.get(key)
+                    if value is old or key == "params":
+                        continue
+                    if isinstance(value, torch.SymInt | torch.SymFloat):
+                        writes.append(Write(Place(members, key, key), value, value.node.expr))
+                    elif is_number(value) and value != old:
+                        writes.append(Write(Place(members, key, key), value))
+                        constants += [key] if is_number(old) else []
+        return writes, constants
 
     def gradients(self) -> dict[str, Any]:
         """Gradients that the parameters hold now, by name."""
@@ -84,6 +112,14 @@ class BoundStep:
         values += [] if self.scaler is None else values_of(self.scaler)
         values += [gradients.get(name, before) for name, before in self.gradients_before.items()]
         return [value.detach() for value in values]
+
+
+def _copy_hooks(tensor: Any, replacement: Any) -> None:
+    """What the user has registered on a parameter for its gradient."""
+    for hook in (tensor._backward_hooks or {}).values():
+        replacement.register_hook(hook)
+    for hook in (tensor._post_accumulate_grad_hooks or {}).values():
+        replacement.register_post_accumulate_grad_hook(hook)
 
 
 @contextlib.contextmanager

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import weakref
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -12,8 +12,10 @@ from torch._subclasses.fake_tensor import FakeTensor
 from shardwright.client.arrays import RemoteArray
 from shardwright.client.frontends.torch.following import Mirror, as_they_are, bring_in_all, home_of
 from shardwright.client.frontends.torch.state import StateGroup, send, type_of
+from shardwright.errors import UnsupportedProgramError
 
 if TYPE_CHECKING:
+    from shardwright.client.frontends.torch.reads import Reads
     from shardwright.client.session_state import SessionState
 
 
@@ -34,6 +36,33 @@ class CapturedState(StateGroup):
         news = {f"read.{by_id[id(tensor)]}": tensor for tensor in tensors if id(tensor) in by_id}
         self.tensors |= news
         return bool(news)
+
+    @property
+    def places(self) -> list[str]:
+        """Names of the places where the tensors stand."""
+        return [name.removeprefix("read.") for name in self.tensors]
+
+    def after_step(self, values: Sequence[Any], reads: Reads, step: str) -> list[Any]:
+        """What a traced step leaves in these places: the tensors of the trace for them, or others that it puts there.
+
+        Raises UnsupportedProgramError where one is of another type than the tensor before it.
+        """
+        after = []
+        for value, (name, tensor), now in zip(
+            values, self.tensors.items(), reads.list_tensors_now(self.places), strict=True
+        ):
+            if now is tensor or not isinstance(now, torch.Tensor):
+                after.append(value)
+                continue
+            if type_of(now) != type_of(tensor):
+                raise UnsupportedProgramError(
+                    f"{step} reads {name.removeprefix('read.')}, a tensor of {list(tensor.shape)} and {tensor.dtype}, "
+                    f"and puts one of {list(now.shape)} and {now.dtype} there",
+                    where=name.removeprefix("read."),
+                    remedy="keep its shape and dtype from the first call on, or pass it to the step and return it",
+                )
+            after.append(now.detach())
+        return after
 
     def require(self, names: Mapping[str, Any]) -> None:
         """Handles and types of the tensors as they are now. names: those that stand in the places of before."""

@@ -115,6 +115,11 @@ def source_node(node: Any) -> Any:
     return node.kwargs.get(outputs[0]) if len(outputs) == 1 else None
 
 
+def is_check(node: Any) -> bool:
+    """Whether a node asks for a condition without which the step is an error."""
+    return isinstance(node.target, torch._ops.OpOverload) and base_name(node.target) == "_assert_async"
+
+
 def is_side_effect(target: Any) -> bool:
     """Whether a node computes nothing: profiling, assertions."""
     name = target.name() if isinstance(target, torch._ops.OpOverload) else str(getattr(target, "__name__", target))
@@ -124,7 +129,8 @@ def is_side_effect(target: Any) -> bool:
 class Evaluation:
     """One evaluation of a graph.
 
-    constants: arrays of the tensors that the graph refers to by name. key: random draws are made from it.
+    constants: arrays of the tensors that the graph refers to by name. key: random draws are made from it. checks: the
+    conditions that the graph asks for.
     """
 
     def __init__(self, graph: Any, constants: Mapping[str, Any], key: jax.Array | None) -> None:
@@ -132,6 +138,7 @@ class Evaluation:
         self._constants = constants
         self._key = key
         self._values: dict[Any, Any] = {}
+        self.checks: list[jax.Array] = []
 
     def run(self, inputs: Sequence[Any]) -> Any:
         """The graph's outputs, as it nests them."""
@@ -146,6 +153,8 @@ class Evaluation:
                     self._values[node] = _wrap(jnp.asarray(self._constants[node.target]))
                 elif node.op == "output":
                     return self._read(node.args[0])
+                elif is_check(node):
+                    self.checks.append(jnp.all(self._read(node.args[0]) != 0))
                 elif not is_side_effect(node.target):
                     here = node.meta.get("label", Label())
                     if here != label:

@@ -24,11 +24,13 @@ def export_step(call: Call, platform: str) -> bytes:
     run, constants = function_of(graph, call, traced)
     state_names = call.names[: call.state_count + 1]
     changed = [call.names[number] for number in traced.changed] + ([RANDOM] if traced.draws else [])
+    own = len(changed)
     changed += graph.new_state
 
     def step(state: Mapping[str, Any], inputs: Mapping[str, Any]) -> tuple[dict[str, Any], list[Any]]:
         leaves = [state[name] if name in state else inputs[name] for name in call.names]
         outputs = run(*leaves, *map(jax.numpy.asarray, constants.values()))
+        outputs = outputs[:own] + outputs[own + traced.has_checks :]
         return dict(zip(changed, outputs, strict=False)), list(outputs[len(changed) :])
 
     types = {name: spec.aval for name, spec in zip(call.names, call.specs, strict=True)}

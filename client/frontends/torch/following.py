@@ -47,6 +47,9 @@ _WITHOUT_VALUES |= {torch.Tensor.requires_grad.__set__, torch.Tensor._backward_h
 _WITHOUT_VALUES |= {torch.Tensor.grad.__set__, _GRAD}
 _OVERWRITES = {getattr(torch.Tensor, name) for name in ("copy_", "fill_", "normal_", "uniform_", "zero_")} | {_SET_DATA}
 
+#: Of a gradient that never came here, with its version.
+_NOT_HERE = object(), 0
+
 #: They read gradients to clear or to convert them.
 _CLEARING = {
     inspect.unwrap(function).__code__
@@ -70,7 +73,7 @@ class _Followed:
                     _read(tensor)
             if overwritten is not None:
                 _overwrite(overwritten, replaces=function == _SET_DATA)
-        elif function == _GRAD and sys._getframe(1).f_code not in _CLEARING:
+        elif function == _GRAD and not _is_clearing(sys._getframe(1)):
             _read_gradient(args[0])
         with as_they_are():
             result = function(*args, **kwargs)
@@ -314,6 +317,12 @@ class Mirror:
                 self.tensors[name].grad = gradient
                 self._read_gradients[name] = gradient, gradient._version
 
+    def take_gradient(self, name: str) -> None:
+        """The gradient here is what the user has set or cleared; what a step has left counts no more."""
+        self.lost_gradients.discard(name)
+        if self.left_gradients.pop(name, None) is not None:
+            self._read_gradients[name] = _NOT_HERE
+
     def list_written_gradients(self) -> dict[str, Any]:
         """Gradients that the user has set or changed here, by parameter; None: cleared."""
         with as_they_are():
@@ -375,12 +384,16 @@ def _read_gradient(tensor: Any) -> None:
         home[0].read_gradient(home[1])
 
 
+def _is_clearing(frame: Any) -> bool:
+    """Whether a gradient is read to be taken away, not to be filled with zeros."""
+    return frame.f_code in _CLEARING and bool(frame.f_locals.get("set_to_none", True))
+
+
 def _take_gradient(tensor: Any) -> None:
     """The gradient here counts from now on: it was cleared, or set."""
     home = home_of(tensor)
     if home is not None and home[1]:
-        home[0].lost_gradients.discard(home[1])
-        home[0].left_gradients.pop(home[1], None)
+        home[0].take_gradient(home[1])
 
 
 def _add_alias(tensor: Any, alias: Any, *, counts_apart: bool) -> None:

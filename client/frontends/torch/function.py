@@ -8,10 +8,12 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 
 from shardwright.client.array_specs import ArraySpec, array_spec, array_type
-from shardwright.client.frontends.jax.function import aliases_of, trace_settings
+from shardwright.client.frontends.jax.donations import aliases_of
+from shardwright.client.frontends.jax.function import trace_settings
 from shardwright.client.frontends.program import Program
 from shardwright.client.frontends.torch.dtypes import numpy_type, to_numpy
 from shardwright.client.frontends.torch.evaluation import Evaluation
@@ -53,15 +55,16 @@ class Call:
 @dataclass(slots=True)
 class Traced:
     """What a program's results mean. changed: state numbers, the first results; then, if it draws, the random key; then
-    the tensors among the user's results.
+    the number of the first check that did not hold, where there are checks; then the tensors among the user's results.
     """
 
     changed: tuple[int, ...]
     draws: bool
+    has_checks: bool
 
     @staticmethod
     def of(graph: Graph) -> Traced:
-        return Traced(tuple(sorted(graph.changed)), graph.draws > 0)
+        return Traced(tuple(sorted(graph.changed)), graph.draws > 0, bool(graph.checks))
 
 
 @dataclass(slots=True)
@@ -115,6 +118,11 @@ def function_of(
         results = [outputs[number] for number in traced.changed]
         if next_key is not None:
             results.append(jax.random.key_data(next_key))
+        if evaluation.checks:
+            failed = ~jnp.stack(evaluation.checks)
+            befores = [leaves[number] for number in traced.changed]
+            held = [jnp.where(failed.any(), old, new) for old, new in zip(befores, results, strict=False)]
+            results = [*held, *results[len(held) :], jnp.where(failed.any(), failed.argmax(), -1)]
         results += outputs[call.state_count :]
         return tuple(results)
 
@@ -140,7 +148,7 @@ def lower_graph(graph: Graph, call: Call, traced: Traced, *, name: str, platform
         text = jitted.lower(lowering_platforms=(platform,)).as_text("hlo", debug_info=True)
         text = _PARAMETER.sub(lambda match: f'op_name="{arguments[int(match[1])].name}"', text)
         results = tuple(array_spec(tuple(o.shape), np.dtype(o.dtype)) for o in jitted.out_info)
-    output_names = [*(call.names[number] for number in donated), *graph.new_state]
+    output_names = [call.names[number] for number in donated] + ["checks"] * traced.has_checks + [*graph.new_state]
     count = len(results) - len(output_names)
     output_names += ["result"] if count == 1 else [f"result[{n}]" for n in range(count)]
     outputs = [array_type(entry_name, spec) for entry_name, spec in zip(output_names, results, strict=True)]

@@ -1,33 +1,17 @@
-"""Functions of PyTorch in the form that is traced: without decisions by values, or limits of one device."""
+"""Functions of Python and PyTorch in the form that is traced: of symbols, and without limits of one device."""
 
 from __future__ import annotations
 
+import builtins
+import contextlib
+import functools
 import math
+from collections.abc import Callable, Iterator
 from typing import Any
+from unittest import mock
 
 import torch
 from torch._meta_registrations import _meta_grouped_mm_common as _of_gpu_kernel
-
-
-def gaussian_nll_loss(
-    input: Any, target: Any, var: Any, full: bool = False, eps: float = 1e-6, reduction: str = "mean"
-) -> Any:
-    """As `torch.nn.functional.gaussian_nll_loss`; a variance below `eps`, also below 0, counts as `eps`."""
-    if not isinstance(var, torch.Tensor):
-        var = torch.full_like(input, var)
-    if var.shape == input.shape[:-1]:
-        var = var.unsqueeze(-1)
-    if var.ndim != input.ndim or sum(a != b for a, b in zip(input.shape, var.shape, strict=True)) > 1:
-        raise ValueError("var is of incorrect size")
-    if reduction not in ("none", "mean", "sum"):
-        raise ValueError(f"{reduction} is not valid")
-    var = var.clone()
-    with torch.no_grad():
-        var.clamp_(min=eps)
-    loss = 0.5 * (torch.log(var) + (input - target) ** 2 / var)
-    if full:
-        loss = loss + 0.5 * math.log(2 * math.pi)
-    return loss if reduction == "none" else getattr(loss, reduction)()
 
 
 def infer_grouped_mm(
@@ -43,3 +27,40 @@ def infer_grouped_mm(
     groups = [offs.size(0)] if mat_a.dim() == mat_b.dim() == 2 else []
     groups = [mat_a.size(0)] if mat_a.dim() == mat_b.dim() == 3 else groups
     return mat_a.new_empty([*groups, mat_a.size(-2), mat_b.size(-1)], dtype=out_dtype or mat_a.dtype)
+
+
+#: Functions of `math` that PyTorch has for symbols.
+_OF_SYMBOLS = ("sqrt", "cos", "cosh", "sin", "sinh", "tan", "tanh", "asin", "acos", "atan", "log2")
+
+
+@contextlib.contextmanager
+def compute_with_symbols() -> Iterator[None]:
+    """`min`, `max` and functions of `math` of numbers that only the call or the servers know, and of scalar tensors."""
+    with contextlib.ExitStack() as stack:
+        for name in _OF_SYMBOLS:
+            form = functools.partial(_compute, getattr(math, name), getattr(torch, f"_sym_{name}"))
+            stack.enter_context(mock.patch.object(math, name, form))
+        for name in ("min", "max"):
+            stack.enter_context(mock.patch.object(builtins, name, _extreme(name)))
+        yield
+
+
+def _compute(function: Callable[[Any], float], of_symbol: Callable[[Any], Any], value: Any) -> Any:
+    is_symbol = isinstance(value, torch.SymInt | torch.SymFloat)
+    return of_symbol(torch.sym_float(value)) if is_symbol else function(value)
+
+
+def _extreme(name: str) -> Callable[..., Any]:
+    plain, of_symbols = getattr(builtins, name), getattr(torch, f"sym_{name}")
+    of_tensors = torch.minimum if name == "min" else torch.maximum
+
+    def choose(*values: Any, **options: Any) -> Any:
+        if len(values) < 2 or options or not any(isinstance(v, torch.SymFloat | torch.Tensor) for v in values):
+            return plain(*values, **options)
+        if not any(isinstance(value, torch.Tensor) for value in values):
+            return functools.reduce(of_symbols, values)
+        if any(isinstance(value, torch.Tensor) and value.dim() for value in values):
+            return plain(*values)
+        return functools.reduce(of_tensors, [torch.as_tensor(value) for value in values])
+
+    return choose

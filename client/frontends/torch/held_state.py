@@ -9,9 +9,10 @@ from typing import Any
 import torch
 from torch.utils._python_dispatch import _disable_current_modes
 
+from shardwright.client.frontends.torch.counters import take_numbers
 from shardwright.client.frontends.torch.following import as_they_are
 from shardwright.client.frontends.torch.optimizers import find_state
-from shardwright.client.frontends.torch.state import ModelState, OptimizerState, fetch
+from shardwright.client.frontends.torch.state import ModelState, OptimizerState, fetch, optimizer_parameters
 
 
 class HeldState(defaultdict):  # type: ignore[type-arg]
@@ -26,6 +27,9 @@ class HeldState(defaultdict):  # type: ignore[type-arg]
         group, model = self._group(), self._model()
         if group is None or model is None or group.seen is not self:
             return
+        numbers = {} if dict.__len__(self) else group.numbers
+        for (parameter, key), number in numbers.items():
+            dict.setdefault(self, group.owners[parameter], {})[key] = number
         absent = [name for name in group.names if name not in group.mirror.tensors]
         if not absent:
             return
@@ -33,7 +37,7 @@ class HeldState(defaultdict):  # type: ignore[type-arg]
             tensors = fetch({name: group.values[name] for name in absent})
         for name, tensor in tensors.items():
             parameter, key = group.entries[name]
-            owner = model.tensors[parameter]
+            owner = group.owners[parameter]
             entries = dict.setdefault(self, owner, {})
             entries[key] = tensor
             group.places[name] = owner, entries, key
@@ -64,7 +68,8 @@ for _name in (
 
 def hold_back(optimizer: Any, group: OptimizerState, model: ModelState) -> None:
     """After a step: what the optimizer does not have here is fetched when it is read."""
-    if len(group.mirror.tensors) < len(group.types) and not isinstance(optimizer.state, HeldState):
+    is_absent = len(group.mirror.tensors) < len(group.types) or (group.numbers and not optimizer.state)
+    if is_absent and not isinstance(optimizer.state, HeldState):
         optimizer.state = group.seen = HeldState(optimizer, group, model)
 
 
@@ -73,14 +78,22 @@ def take_changes(optimizer: Any, group: OptimizerState, module: Any, model: Mode
 
     Other parameters, or another `state`, are taken anew, into `group.start`.
     """
-    trainable = [id(p) for members in optimizer.param_groups for p in members["params"] if p.requires_grad]
+    with as_they_are():
+        parameters = [id(p) for members in optimizer.param_groups for p in members["params"] if p.requires_grad]
+    trainable = parameters, model.changes
     if group.trainable == trainable and optimizer.state is group.seen and _has_same_tensors(optimizer.state, group):
+        take_numbers(optimizer, group, model.tensors)
         return group.mirror.list_written()
     if optimizer.state is group.seen:
         group.bring_in()
     group.clear()
     group.seen = None
-    group.start = find_state(optimizer, group, module, model.tensors, model.types)
+    names = optimizer_parameters(optimizer, model.tensors, model.former)
+    group.owners = dict(model.tensors)
+    group.members = tuple(
+        tuple(names[id(p)] for p in members["params"] if id(p) in names) for members in optimizer.param_groups
+    )
+    group.start = find_state(optimizer, group, names, module, model)
     for name, (parameter, key) in group.entries.items():
         owner = model.tensors[parameter]
         entries = dict.get(optimizer.state, owner, {})

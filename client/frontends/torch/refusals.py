@@ -16,7 +16,7 @@ from torch.fx.experimental.symbolic_shapes import GuardOnDataDependentSymNode
 
 from shardwright.client.frontends.torch.evaluation import base_name
 from shardwright.client.frontends.torch.labels import is_user_file
-from shardwright.errors import UnsupportedProgramError
+from shardwright.errors import ArgumentError, ShardwrightError, UnsupportedProgramError
 
 #: What makes a tensor whose size depends on values, by the operator's name: what to write instead.
 _SIZES = {
@@ -32,6 +32,16 @@ _SIZES = {
     "_pack_padded_sequence": "pass the padded tensor to the layer, with a mask of the places that count",
 }
 _OTHER_SIZE = "make it of its largest size, with a mask of what counts; or make it in the data loader and pass it"
+
+
+#: What libraries raise of what they cannot take.
+_OF_PYTORCH = (RuntimeError, TypeError, ValueError, AttributeError, IndexError, NotImplementedError, AssertionError)
+
+#: What PyTorch says of shapes and types that do not fit, eagerly as well.
+_OF_ARGUMENTS = (
+    "must match", "shape", "size of tensor", "Expected dtype", "expected dtype", "out of range", "dtype", "same dtype",
+    "mat1", "Expected input batch_size", "not broadcastable", "Sizes of tensors", "Dimension",
+)  # fmt: skip
 
 
 @contextlib.contextmanager
@@ -57,6 +67,40 @@ def explain_errors(name: str) -> Iterator[None]:
             where=_user_line(error),
             remedy="register a fake kernel for it, or use another operator",
         ) from error
+    except ShardwrightError:
+        raise
+    except _OF_PYTORCH as error:
+        if not _is_of_pytorch(error):
+            raise
+        raise _explain(error, name) from error
+
+
+def _is_of_pytorch(error: BaseException) -> bool:
+    """Whether a library raised it, and not the user's code."""
+    frames = traceback.extract_tb(error.__traceback__)
+    return bool(frames) and not is_user_file(frames[-1].filename) and _last_user_frame(error) is not None
+
+
+def _explain(error: BaseException, name: str) -> ShardwrightError:
+    text = str(error).strip().split("\n")[0]
+    if any(word in text for word in _OF_ARGUMENTS):
+        return ArgumentError(
+            f"{name} does not fit its batch: {text}",
+            where=_user_line(error),
+            remedy="eager PyTorch says the same of this batch: look at the shapes and dtypes in this line",
+        )
+    if "nested" in text or "Nested" in text:
+        remedy = "pass the padded tensor and the lengths, and weight what counts: a program's sizes are fixed"
+    elif "HigherOrderOperator" in text:
+        remedy = "write it in Python: loops are written out, and torch.where chooses"
+    else:
+        remedy = (
+            "run the step eagerly on this batch: if it fails there, the error is PyTorch's; if not, write this line "
+            "with other functions"
+        )
+    return UnsupportedProgramError(
+        f"{name} cannot be traced: {type(error).__name__}: {text}", where=_user_line(error), remedy=remedy
+    )
 
 
 def _decision_remedy(error: BaseException) -> str:

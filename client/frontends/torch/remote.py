@@ -9,6 +9,7 @@ import numpy as np
 import torch
 
 from shardwright.client.arrays import RemoteArray
+from shardwright.client.frontends.torch.checks import Outcome
 from shardwright.client.frontends.torch.dtypes import to_numpy, to_tensor, torch_type
 from shardwright.errors import ArgumentError
 
@@ -21,17 +22,18 @@ class RemoteTensor(torch.Tensor):  # type: ignore[misc, unused-ignore]
     one function takes are read in one round trip. Shape and dtype, `detach()` and `clone()` read nothing. A step takes
     it as an argument without reading it. It has no gradient: the step computes those.
 
-    array: its handle.
+    array: its handle. outcome: whether the checks of its step held.
     """
 
     array: RemoteArray
+    _outcome: Outcome | None
     _tensor: Any
     _version_read: int
 
     @staticmethod
-    def __new__(cls, array: RemoteArray) -> RemoteTensor:
+    def __new__(cls, array: RemoteArray, outcome: Outcome | None = None) -> RemoteTensor:
         tensor = torch.Tensor._make_wrapper_subclass(cls, array.shape, dtype=torch_type(array.spec.dtype))
-        tensor.array, tensor._tensor, tensor._version_read = array, None, 0
+        tensor.array, tensor._outcome, tensor._tensor, tensor._version_read = array, outcome, None, 0
         if array.size == 1:
             array.copy_to_host_async()
         return tensor  # type: ignore[no-any-return, unused-ignore]
@@ -47,7 +49,7 @@ class RemoteTensor(torch.Tensor):  # type: ignore[misc, unused-ignore]
 
     def clone(self, *args: Any, **kwargs: Any) -> Any:
         """Another tensor of the same contents, which are read when it is used."""
-        return self._read().clone(*args, **kwargs) if self.is_changed else RemoteTensor(self.array)
+        return self._read().clone(*args, **kwargs) if self.is_changed else RemoteTensor(self.array, self._outcome)
 
     def backward(self, *args: Any, **kwargs: Any) -> NoReturn:
         """Raises ArgumentError: the step has computed the gradients, and updated what they are for."""
@@ -61,6 +63,8 @@ class RemoteTensor(torch.Tensor):  # type: ignore[misc, unused-ignore]
 
     def _read(self) -> Any:
         if self._tensor is None:
+            if self._outcome is not None:
+                self._outcome.require()
             self._tensor = to_tensor(np.asarray(self.array))
             self._version_read = self._tensor._version
         return self._tensor

@@ -8,7 +8,7 @@ selected. Anything else is refused.
 from __future__ import annotations
 
 import inspect
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import Any, NoReturn
 
 import torch
@@ -54,6 +54,9 @@ _LOSSES = (
     F.kl_div, F.soft_margin_loss, F.cross_entropy, F.nll_loss,
 )  # fmt: skip
 
+#: Functions that add rows to places.
+_INTO_PLACES = ("index_add", "index_add_")
+
 _KNOWN_HERE = ("dtype", "device", "ndim", "requires_grad", "is_cuda")
 
 
@@ -69,8 +72,29 @@ class Selection:
         """`tensor[mask]`."""
         flat, rows = tensor.reshape(mask.numel(), *tensor.shape[mask.dim() :]), mask.reshape(-1)
         first = flat.detach().index_select(0, rows.to(torch.int64).argmax().reshape(1))
-        fill = torch.where(rows.any(), first, torch.ones_like(first))
+        fill = torch.where(
+            rows.any(), first, (torch.ones_like if flat.is_floating_point() else torch.zeros_like)(first)
+        )
         return Selection(torch.where(_over(rows, flat), flat, fill), rows)
+
+    @staticmethod
+    def of_places(mask: Any) -> Selection:
+        """`mask.nonzero()`."""
+        mask = mask if mask.dtype is torch.bool else mask != 0
+        grid = torch.meshgrid(*(torch.arange(size) for size in mask.shape), indexing="ij")
+        return Selection.of(torch.stack(grid, -1), mask)
+
+    def __iter__(self) -> Any:
+        return _refuse("a loop over it")
+
+    def numel(self) -> Any:
+        """A number that the servers count."""
+        return self.mask.sum() * (self.values[0].numel() if self.ndim > 1 else 1)
+
+    def unbind(self, dim: int = 0) -> tuple[Selection, ...]:
+        if not dim % self.ndim:
+            _refuse("unbind() of its rows")
+        return tuple(Selection(part, self.mask) for part in self.values.unbind(dim))
 
     def __getattr__(self, name: str) -> Any:
         if name in _KNOWN_HERE:
@@ -128,8 +152,12 @@ for _name in _OF_ELEMENTS.split():
 
 def _apply(function: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     name = function.__name__
+    if name == "__getitem__":
+        return take_places(*args)
     if name == "__setitem__":
-        return _assign(*args)
+        return _write_places(*args) if not isinstance(args[0], Selection) and has_places(args[1]) else _assign(*args)
+    if name in _INTO_PLACES:
+        return _add_places(function, *args, **kwargs)
     selection = next((value for value in (*args, *kwargs.values()) if isinstance(value, Selection)), None)
     if selection is None:
         _refuse(f"{name}() of a list with it")
@@ -212,6 +240,51 @@ def _loss(function: Any, selection: Selection, args: Any, kwargs: Any) -> Any:
     if reduction == "batchmean":
         return _reduce("sum", rows, tuple(range(rows.ndim))) / selection.mask.sum()
     return _reduce(reduction, rows, tuple(range(rows.ndim)))
+
+
+def has_places(index: Any) -> bool:
+    """Whether an index is that of selected places."""
+    return any(isinstance(part, Selection) for part in (index if isinstance(index, tuple) else (index,)))
+
+
+def take_places(tensor: Any, index: Any) -> Selection:
+    """`tensor[places]`, `tensor[rows, columns]`: a row for each place."""
+    parts = index if isinstance(index, tuple) else (index,)
+    places = [part for part in parts if isinstance(part, Selection)]
+    mask = _common_mask(places)
+    rest = parts[len(places) :]
+    are_first = all(part is place for part, place in zip(parts, places, strict=False))
+    are_places = are_first and all(part.dtype is torch.int64 and part.ndim == 1 for part in places)
+    if isinstance(tensor, Selection) or not are_places or any(isinstance(part, torch.Tensor) for part in rest):
+        _refuse("such an index")
+    return Selection(tensor[(*(part.values for part in places), *rest)], mask)
+
+
+def _common_mask(places: Sequence[Selection]) -> Any:
+    if not all(_are_same(places[0].mask, part.mask) for part in places):
+        _refuse("places of another mask beside it")
+    return places[0].mask
+
+
+def _write_places(tensor: Any, index: Any, value: Any) -> None:
+    """`tensor[places] = value`: what is not selected goes to a row that is cut off."""
+    if not isinstance(index, Selection) or (isinstance(value, Selection) and not _are_same(index.mask, value.mask)):
+        _refuse("an assignment to it")
+    values = value.values if isinstance(value, Selection) else value
+    if isinstance(values, torch.Tensor) and not isinstance(value, Selection) and values.dim() >= tensor.dim():
+        _refuse("an assignment of rows of its own to it")
+    longer = torch.cat([tensor, torch.zeros_like(tensor[:1])])
+    longer[torch.where(index.mask, index.values, tensor.shape[0])] = values
+    tensor.copy_(longer[:-1])
+
+
+def _add_places(function: Any, tensor: Any, dim: int, index: Any, source: Any, **kwargs: Any) -> Any:
+    """`tensor.index_add(0, places, rows)`: zeros of what is not selected."""
+    if not isinstance(index, Selection) or not isinstance(source, Selection) or dim:
+        _refuse(f"{function.__name__}() with it")
+    mask = _common_mask([index, source])
+    rows = torch.where(_over(mask, source.values), source.values, torch.zeros_like(source.values))
+    return function(tensor, dim, index.values, rows, **kwargs)
 
 
 def _assign(tensor: Any, index: Any, value: Any) -> None:

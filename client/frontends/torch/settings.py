@@ -55,11 +55,16 @@ class Settings:
         }
         self._before = now
         changing = {
-            setting: float(value)
+            setting: value if type(value) is int and setting.name != "lr" else float(value)
             for setting, value in now.items()
-            if setting.name == "lr" or (setting.name in self._changing and type(value) is float)
+            if (setting.name == "lr" and value is not None)
+            or (setting.name in self._changing and type(value) in (int, float))
         }
         return changing, tuple((setting, _constant(value)) for setting, value in now.items() if setting not in changing)
+
+    def make_changing(self, name: str) -> None:
+        """From now on a number of the groups is an argument: the step itself changes it."""
+        self._changing.add(name)
 
     def names(self, settings: Sequence[Setting], *, is_sequence: bool) -> list[str]:
         """How arguments are called: `optimizer.lr`; of several groups `optimizer.lr[1]`."""

@@ -10,10 +10,12 @@ import contextlib
 import weakref
 from collections import defaultdict
 from collections.abc import Iterator, Mapping
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
+from torch.utils.weak import WeakIdKeyDictionary
 
 from shardwright.client.arrays import RemoteArray
 from shardwright.client.frontends import uploads
@@ -21,7 +23,7 @@ from shardwright.client.frontends.torch.dtypes import to_numpy, to_tensor
 from shardwright.client.frontends.torch.following import Mirror, as_they_are, bring_in_all
 from shardwright.client.frontends.torch.settings import Setting
 from shardwright.client.frontends.torch.tracing import TensorType
-from shardwright.errors import ArrayError, OptionError, UnsupportedProgramError
+from shardwright.errors import ArrayError, OptionError
 
 if TYPE_CHECKING:
     from shardwright.client.step_queue import StepQueue
@@ -42,11 +44,11 @@ def require_plain(model: Any) -> None:
         "DataParallel": "DataParallel: pass the module inside, model.module",
         "FullyShardedDataParallel": "FullyShardedDataParallel: pass the module inside, before it is wrapped",
         "DeepSpeedEngine": "DeepSpeed's engine: pass the module inside, model.module",
-        "ScriptModule": "torch.jit's module: pass the module inside, before it is scripted",
-        "RecursiveScriptModule": "torch.jit's module: pass the module inside, before it is scripted",
         "GraphModule": "",
     }.get(wrapper, "")
-    if any(type(p).__name__ == "DTensor" or hasattr(p, "device_mesh") for p in model.parameters()):
+    if isinstance(model, torch.jit.ScriptModule):
+        inner = "torch.jit's module: pass the module that was scripted or traced"
+    elif any(type(p).__name__ == "DTensor" or hasattr(p, "device_mesh") for p in model.parameters()):
         inner = "split over a device mesh (fully_shard, DTensor): pass the module inside, before it is split"
     if inner:
         what, _, remedy = inner.partition(": ")
@@ -82,15 +84,21 @@ class StateGroup:
 class ModelState(StateGroup):
     """Parameters, buffers and the random key of a module in a session.
 
-    gradients: those that a step leaves for the next one, `gradient.PATH`.
+    gradients: those that a step leaves for the next one, `gradient.PATH`. draws: whether a step draws random numbers.
+    former: tensors that the module had, with their names then. layout: stands for which paths share a tensor. changes:
+    how often the module had other tensors.
     """
 
     def __init__(self, model: Any) -> None:
         super().__init__()
         self.model = weakref.ref(model)
         self.seed = torch.initial_seed()
+        self.draws = False
         self.gradients = StateGroup()
         self.tensors: dict[str, Any] = {}
+        self.former: Any = WeakIdKeyDictionary()
+        self.layout = self.changes = 0
+        self._layouts: dict[tuple[tuple[str, str], ...], int] = {}
         self._slots: list[tuple[dict[str, Any], int]] = []
         self._entries: list[tuple[dict[str, Any], str, Any]] = []
         self.refresh(model)
@@ -103,12 +111,17 @@ class ModelState(StateGroup):
         self._slots = [(table, len(table)) for table in tables]
         self._entries = [(table, name, value) for table in tables for name, value in table.items()]
         bring_in_all(tensor for name, tensor in self.tensors.items() if before.get(name) is not tensor)
-        for name in [name for name in before if self.tensors.get(name) is not before[name]]:
+        gone = [name for name in before if self.tensors.get(name) is not before[name]]
+        self.mirror.bring_in([name for name in gone if not before[name].is_meta])
+        self.changes += 1
+        for name in gone:
+            self.former[before[name]] = name
             self.mirror.drop(name)
             self.values.pop(name, None)
             self.gradients.types.pop(gradient_name(name), None)
             self.gradients.values.pop(gradient_name(name), None)
         self.types = {name: type_of(tensor) for name, tensor in self.tensors.items()}
+        self.layout = self._layouts.setdefault(_list_paths(model, self.tensors), len(self._layouts))
         for name, tensor in self.tensors.items():
             if before.get(name) is not tensor:
                 self.mirror.hold(name, tensor)
@@ -127,6 +140,21 @@ class ModelState(StateGroup):
             self.types[name] = type_of(self.tensors[name])
         return written
 
+    def take_seed(self) -> bool:
+        """Whether the key has to be made of the seed: at first, and when PyTorch's generator was seeded again."""
+        if RANDOM in self.values and not self.draws:
+            return False
+        is_seeded = is_just_seeded()
+        if is_seeded:
+            self.seed = torch.initial_seed()
+        return is_seeded or RANDOM not in self.values
+
+    def list_hooks(self) -> tuple[Any, ...]:
+        """What the user has registered on parameters for their gradients: names and functions."""
+        with as_they_are():
+            tables = [(n, t._backward_hooks, t._post_accumulate_grad_hooks) for n, t in self.tensors.items()]
+        return tuple((name, *table.values()) for name, *both in tables for table in both if table)
+
     def bring_in(self) -> None:
         """The servers' values in the module; not into memory that it has never had."""
         self.mirror.bring_in([name for name, tensor in self.tensors.items() if not tensor.is_meta])
@@ -136,7 +164,8 @@ class OptimizerState(StateGroup):
     """Tensors of an optimizer in a session.
 
     entries: name → (parameter's name, key). places: of the tensors here, (parameter, its entries, key). seen:
-    `optimizer.state` then. trainable: `id()` of the parameters then.
+    `optimizer.state` then. numbers: what it keeps beside tensors, by (parameter's name, key). trainable: `id()` of the
+    parameters then, and the model's changes. owners: the model's tensors then. members: names of each group's.
     """
 
     def __init__(self, prefix: str, optimizer: Any) -> None:
@@ -144,9 +173,12 @@ class OptimizerState(StateGroup):
         self.prefix = prefix
         self.optimizer = weakref.ref(optimizer)
         self.entries: dict[str, tuple[str, str]] = {}
+        self.numbers: dict[tuple[str, str], float] = {}
         self.places: dict[str, tuple[Any, dict[str, Any], str]] = {}
         self.seen: Any = None
-        self.trainable: list[int] | None = None
+        self.trainable: tuple[list[int], int] | None = None
+        self.owners: dict[str, Any] = {}
+        self.members: tuple[tuple[str, ...], ...] = ()
 
     def name_of(self, parameter: str, key: str) -> str:
         return f"{self.prefix}.{key}.{parameter.removeprefix('model.')}"
@@ -165,8 +197,19 @@ class OptimizerState(StateGroup):
         """Forgets all tensors."""
         for name in list(self.mirror.tensors):
             self.mirror.drop(name)
-        for table in (self.types, self.values, self.entries, self.places):
+        for table in (self.types, self.values, self.entries, self.places, self.numbers):
             table.clear()
+
+
+def is_just_seeded() -> bool:
+    """Whether nothing was drawn of PyTorch's generator since `torch.manual_seed`."""
+    left, seeded, following, _ = torch.default_generator.get_state()[8:24].view(torch.int32).tolist()
+    return bool(left == 1 and seeded and not following)
+
+
+def use_seed() -> None:
+    """Draws of PyTorch's generator, so that it is seen when it is seeded again."""
+    torch.empty((), dtype=torch.int64).random_(generator=torch.default_generator)
 
 
 def gradient_name(parameter: str) -> str:
@@ -178,6 +221,13 @@ def name_tensors(model: Any) -> dict[str, Any]:
     """`model.PATH` → parameter or buffer, each once."""
     named = {f"model.{path}": tensor for path, tensor in model.named_parameters()}
     return named | {f"model.{path}": tensor for path, tensor in model.named_buffers()}
+
+
+def _list_paths(model: Any, tensors: Mapping[str, Any]) -> tuple[tuple[str, str], ...]:
+    """Each path with the name of its tensor: tied ones have one."""
+    names = {id(tensor): name for name, tensor in tensors.items()}
+    paths = [*model.named_parameters(remove_duplicate=False), *model.named_buffers(remove_duplicate=False)]
+    return tuple((path, names[id(tensor)]) for path, tensor in paths)
 
 
 def type_of(tensor: Any) -> TensorType:
@@ -248,7 +298,7 @@ def swap_optimizer(
     optimizer.state = defaultdict(dict, state)
     try:
         for group in optimizer.param_groups:
-            group["params"] = [replacements[id(p)] for p in group["params"]]
+            group["params"] = [replacements[id(p)] for p in group["params"] if id(p) in replacements]
             if "foreach" in group:
                 group["foreach"] = False
             if "fused" in group:
@@ -262,28 +312,20 @@ def swap_optimizer(
             group.update(old)
 
 
-def optimizer_parameters(optimizer: Any, tensors: Mapping[str, Any]) -> dict[int, str]:
-    """`id()` of a parameter → its name. Raises OptionError on one that is not the model's."""
+def optimizer_parameters(
+    optimizer: Any, tensors: Mapping[str, Any], former: Mapping[Any, str] = MappingProxyType({})
+) -> dict[int, str]:
+    """`id()` of a parameter → its name. Raises OptionError on one that is not the model's, nor of the `former`."""
     names = {id(tensor): name for name, tensor in tensors.items()}
     for number, group in enumerate(optimizer.param_groups):
         for parameter in group["params"]:
-            if id(parameter) not in names:
+            if id(parameter) not in names and parameter not in former:
                 raise OptionError(
                     f"the optimizer holds a parameter of shape {list(parameter.shape)} that the model does not have",
                     where=f"optimizer.param_groups[{number}]",
                     remedy="make the optimizer of model.parameters(), of the model that is passed",
                 )
     return names
-
-
-def require_numbers_in_tensors(entries: Mapping[str, Any], name: str, optimizer: Any) -> None:
-    """Raises UnsupportedProgramError where a step changes numbers that are no tensors."""
-    changed = [key for key, value in entries.items() if type(value) in (int, float)]
-    if changed:
-        raise UnsupportedProgramError(
-            f"{type(optimizer).__name__} keeps {changed[0]!r} of {name} as a Python number, which no server counts",
-            remedy="keep it as a tensor: state['step'] = torch.zeros(()), and state['step'] += 1",
-        )
 
 
 def host_values(tensors: Mapping[str, Any]) -> dict[str, np.ndarray]:

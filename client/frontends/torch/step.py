@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import inspect
+import weakref
 from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -16,18 +17,28 @@ from torch.utils import _pytree
 from shardwright.builders.base import Builder
 from shardwright.client.arrays import RemoteArray
 from shardwright.client.frontends.planned_step import PlannedStep
-from shardwright.client.frontends.torch.batch import TENSOR, Batch
+from shardwright.client.frontends.torch.batch import TENSOR, Batch, BatchReader
 from shardwright.client.frontends.torch.binding import BoundStep, leaves_gradients, record_events
+from shardwright.client.frontends.torch.buckets import Bucket, require_arguments
 from shardwright.client.frontends.torch.captured import CapturedState, clear_traced_gradients, versions_of
-from shardwright.client.frontends.torch.following import traced_over
+from shardwright.client.frontends.torch.checks import Outcome, Outcomes
+from shardwright.client.frontends.torch.counters import Counter, list_counters, name_counters
+from shardwright.client.frontends.torch.following import as_they_are, traced_over
 from shardwright.client.frontends.torch.function import Call, TorchFunction
-from shardwright.client.frontends.torch.optimizers import require_optimizer, without_decisions
-from shardwright.client.frontends.torch.reads import Place, Reads, Write
+from shardwright.client.frontends.torch.optimizers import (
+    refuse_inner_state,
+    require_apart,
+    require_optimizer,
+    without_decisions,
+)
+from shardwright.client.frontends.torch.places import Place
+from shardwright.client.frontends.torch.reads import Reads, Write, replay
 from shardwright.client.frontends.torch.remote import RemoteTensor
 from shardwright.client.frontends.torch.scaling import require_scaler, scaler_settings
 from shardwright.client.frontends.torch.selections import refuse_selections
 from shardwright.client.frontends.torch.settings import Setting, Settings
-from shardwright.client.frontends.torch.state import RANDOM, StateGroup, require_plain
+from shardwright.client.frontends.torch.single_process import as_one_rank, require_one_rank, unwrap
+from shardwright.client.frontends.torch.state import RANDOM, StateGroup, require_plain, use_seed
 from shardwright.client.frontends.torch.tracing import (
     Decisions,
     Graph,
@@ -77,15 +88,18 @@ class TorchStep(PlannedStep):
         builder: Builder | None,
         init: Callable[[Any], Any] | None,
         scaler: Any,
+        buckets: Sequence[Bucket],
         progress: Callable[[PlanProgress], None] | None,
     ) -> None:
         self._session = session._state
+        self._passed, model = model, unwrap(model)
         self._model = model
         self._optimizers = list(optimizers)
         self._function = function
         self._is_whole = is_whole
         self._is_sequence = is_sequence
         self._scaler = scaler
+        self._buckets = tuple(buckets)
         name = getattr(function, "__name__", "step")
         self.name = name if name.isidentifier() else "step"
         self._front_end = TorchFunction(self.name)
@@ -98,11 +112,14 @@ class TorchStep(PlannedStep):
         self._count = 0
         self._decisions: dict[int, Decisions] = {}
         self._trees: dict[Hashable, Any] = {}
+        self._batches = BatchReader(function, skip=1 + is_whole)
         self._reads = Reads(function, model, optimizers)
         self._captured = CapturedState(self._session)
         self._graphs: dict[int, Graph] = {}
         self._constants: dict[int, list[tuple[Any, int]]] = {}
         self._writes: dict[Hashable, list[Write]] = {}
+        self._outcomes = Outcomes()
+        self._session.readers.append(weakref.WeakMethod(self._outcomes.tell))
         self._state = TrainingState(self._session, model, self._optimizers, scaler, is_sequence=is_sequence, init=init)
 
     # ---- calls -----------------------------------------------------------------------------
@@ -142,7 +159,7 @@ class TorchStep(PlannedStep):
 
     def compile(self, *batch: Any, **named: Any) -> Plan | PipelinePlan:
         """Plans, compiles and loads the program of a call without running it. Takes `jax.ShapeDtypeStruct`s, too."""
-        call, _ = self._call(batch, named, bool(self._optimizers))
+        call, _ = self._call(batch, named, bool(self._optimizers), announcing=self._step)
         return self._step.compile(call)
 
     def lower(self, *batch: Any, **named: Any) -> Program:
@@ -171,7 +188,7 @@ class TorchStep(PlannedStep):
         self, step: Step, batch: Any, named: Any, *, is_training: bool, how: Callable[..., Any] | None = None
     ) -> tuple[Any, Any]:
         """(measurement or None, result)."""
-        call, groups = self._call(batch, named, is_training)
+        call, groups = self._call(batch, named, is_training, announcing=step)
         outcome = how(step, call) if how is not None else step(call)
         outputs, measured = outcome if isinstance(outcome, tuple) else (outcome, None)
         end = self._front_end if step is self._step else self._evaluation_end
@@ -183,61 +200,83 @@ class TorchStep(PlannedStep):
             group, name = places[number]
             news.setdefault(group, {})[name] = handle
         self._state.take(news, groups)
+        if traced.draws:
+            self._state.model.draws = True
+            use_seed()
         tree, leaves, gradient_types, lost = self._trees[call.key]
         arrays = iter(outputs[len(numbers) :])
+        outcome = Outcome(next(arrays), call.graph.checks) if traced.has_checks else None
         if is_training:
             self._state.keep_gradients(gradient_types, arrays, lost)
-        for write in self._writes.get(call.key, ()):
-            write.replay(call.graph.decisions.symbols, call.numbers)
-        filled = [RemoteTensor(next(arrays)) if leaf is TENSOR else leaf for leaf in leaves]
+        replay(self._writes.get(call.key, ()), call.graph.decisions.symbols, call.numbers)
+        self._state.write_numbers()
+        filled = [RemoteTensor(next(arrays), outcome) if leaf is TENSOR else leaf for leaf in leaves]
         result = _pytree.tree_unflatten(filled, tree)
+        if outcome is not None:
+            self._outcomes.add(outcome)
         return (result, measured) if how is Step.measure else (measured, result)
 
-    def _call(self, batch: Any, named: Any, is_training: bool, *, takes_types: bool = False) -> tuple[Call, list[Any]]:
-        """One call, and the owners of its state in order."""
+    def _call(
+        self, batch: Any, named: Any, is_training: bool, *, takes_types: bool = False, announcing: Step | None = None
+    ) -> tuple[Call, list[Any]]:
+        """One call, and the owners of its state in order. announcing: what says that a trace goes on; None: nothing."""
         self._state.require(takes_types=takes_types, takes_gradients=is_training and self._is_whole)
         groups: list[StateGroup] = [self._state.model]
         if is_training:
             groups += self._state.optimizers
             groups += [self._state.scaler] if self._state.scaler is not None else []
             groups += [self._state.model.gradients] if self._is_whole else []
-        reads, kind = self._reads.read()
+        if is_training and not self._is_whole:
+            _require_gradients(self.name)
+        reads, kind = self._reads.read(self._state.model.list_hooks())
         self._captured.require(self._reads.tensors)
         groups.append(self._captured)
-        arguments = Batch(self._function, batch, named, skip=1 + self._is_whole, takes_types=takes_types)
+        arguments = self._batches.read(batch, named, takes_types=takes_types)
+        if is_training:
+            require_arguments(self._buckets, arguments.tensor_names)
+        arguments.pad(self._buckets)
         settings, constants = self._settings.read() if is_training else ({}, ())
         setting_names = self._settings.names(list(settings), is_sequence=self._is_sequence)
-        numbers = [*settings.values(), *reads.values(), *arguments.numbers]
+        counters = list_counters(self._state.optimizers) if is_training else []
+        numbers = [*settings.values(), *(counter.value for counter in counters), *reads.values(), *arguments.numbers]
         names = [name for group in groups for name in group.names]
         types: list[TensorType | None] = [kind for group in groups for kind in group.types.values()]
         state_count = len(names)
-        names += [RANDOM, *setting_names, *(place.name for place in reads), *arguments.number_names]
+        names += [RANDOM, *setting_names, *name_counters(counters, self._state.optimizers)]
+        names += [*(place.name for place in reads), *arguments.number_names]
         names += arguments.tensor_names
         types += [None, *map(_number_type, numbers), *arguments.types]
         leaves: list[Any] = [group.values.get(name) for group in groups for name in group.names]
         leaves += [self._state.model.values.get(RANDOM), *map(_number, numbers), *arguments.values]
-        parameters = self._parameters()
+        with as_they_are():
+            require_gradients = tuple(tensor.requires_grad for tensor in self._state.model.tensors.values())
         key = (
             is_training,
             kind,
             tuple(module.training for module in self._state.model.modules),
-            tuple(parameter.requires_grad for parameter in parameters),
+            require_gradients,
+            self._state.layout,
+            torch.is_grad_enabled(),
             constants,
+            tuple((counter.optimizer, counter.members) for counter in counters),
             scaler_settings(self._scaler) if is_training and self._scaler is not None else (),
             torch.get_default_dtype(),
             torch.is_autocast_enabled("cpu") and torch.get_autocast_dtype("cpu"),
-            tuple(names) if self._is_whole else tuple(names[state_count:]),
+            tuple(names),
             tuple(types),
             arguments.key,
         )
         number = self._number_of(key, numbers)
         graph = self._graphs.get(number)
         if graph is None:
-            graph = self._trace(number, groups, arguments, numbers, list(settings), list(reads), is_training)
-            has_news = graph is not None and self._capture(number, graph)
-            if graph is None or has_news or self._reads.has_news:
-                self._forget(key, number)
-                return self._call(batch, named, is_training, takes_types=takes_types)
+            with announcing.announce("trace") if announcing is not None else contextlib.nullcontext():
+                graph = self._trace(
+                    number, groups, arguments, numbers, list(settings), counters, list(reads), is_training
+                )
+                has_news = graph is not None and self._capture(number, graph)
+                if graph is None or has_news or self._reads.has_news:
+                    self._forget(key, number)
+                    return self._call(batch, named, is_training, takes_types=takes_types, announcing=announcing)
             self._graphs[number] = graph
         return Call(number, leaves, tuple(names), tuple(types), state_count, tuple(numbers), graph), groups
 
@@ -269,14 +308,11 @@ class TorchStep(PlannedStep):
         alike.append(self._count)
         return alike[-1]
 
-    def _parameters(self) -> list[Any]:
-        return list(self._state.model.tensors.values())
-
     # ---- tracing -----------------------------------------------------------------------------
 
     def _trace(
         self, key: int, groups: Sequence[StateGroup], arguments: Batch, numbers: Sequence[float],
-        settings: Sequence[Setting], reads: Sequence[Place], is_training: bool,
+        settings: Sequence[Setting], counters: Sequence[Counter], reads: Sequence[Place], is_training: bool,
     ) -> Graph | None:  # fmt: skip
         kinds = [kind for group in groups for kind in group.types.values()]
         count = len(kinds)
@@ -286,26 +322,34 @@ class TorchStep(PlannedStep):
             state, rest = values[:count], values[count:]
             captured = state[own:]
             changing, rest = dict(zip(settings, rest, strict=False)), rest[len(settings) :]
+            counts, rest = dict(zip(counters, rest, strict=False)), rest[len(counters) :]
             symbols, rest = dict(zip(reads, rest, strict=False)), rest[len(reads) :]
             args, kwargs = arguments.fill(rest)
             bound = BoundStep(
-                self._model, self._state.model, self._optimizers, self._state.optimizers, state, changing,
+                self._model, self._state.model, self._optimizers, self._state.optimizers, state, changing, counts,
                 self._scaler if is_training else None,
             )  # fmt: skip
             if not is_training:
                 bound.optimizers = []
             with (
-                self._reads.bind(symbols, self.name) as writes,
+                self._reads.bind(symbols, self.name, self._captured.places) as writes,
                 bound.swap_tensors(),
                 traced_over(group.mirror for group in groups[:-1]),
-                torch.set_grad_enabled(is_training),
+                torch.set_grad_enabled(is_training and torch.is_grad_enabled()),
                 record_events(self._model, self._optimizers) as events,
+                as_one_rank(self._passed, self._function),
+                refuse_inner_state(self._optimizers),
             ):
                 result = self._body(args, kwargs, is_training)
                 all_gradients = bound.gradients()
                 gradients = all_gradients if self._is_whole and leaves_gradients(events) else {}
                 after = bound.read(gradients)
-            self._writes[key] = writes
+                captured = self._captured.after_step(captured, self._reads, self.name)
+                of_optimizers, constants = bound.list_writes()
+            for setting in constants:
+                self._settings.make_changing(setting)
+                self._reads.has_news = True
+            self._writes[key] = [*writes, *of_optimizers]
             lost = [name for name in all_gradients if name not in gradients]
             leaves, tree = _pytree.tree_flatten(result)
             refuse_selections(leaves)
@@ -327,7 +371,7 @@ class TorchStep(PlannedStep):
             self._fix(reads)
             return None
         sizes = list_size_symbols(graph)
-        of_reads = zip(graph.decisions.symbols[len(settings) :], reads, strict=False)
+        of_reads = zip(graph.decisions.symbols[len(settings) + len(counters) :], reads, strict=False)
         deciding = [place for symbol, place in of_reads if symbol in sizes]
         if deciding:
             self._fix(deciding)
@@ -345,12 +389,12 @@ class TorchStep(PlannedStep):
         if self._is_whole:
             optimizers = self._optimizers if self._is_sequence else self._optimizers[0]
             with without_decisions(self._optimizers):
-                return self._function(self._model, optimizers, *args, **kwargs)
+                return self._function(self._passed, optimizers, *args, **kwargs)
         if not is_training:
-            return self._function(self._model, *args, **kwargs)
+            return self._function(self._passed, *args, **kwargs)
         for optimizer in self._optimizers:
             optimizer.zero_grad()
-        result = self._function(self._model, *args, **kwargs)
+        result = self._function(self._passed, *args, **kwargs)
         loss = _loss_of(result, self.name)
         (loss if self._scaler is None else self._scaler.scale(loss)).backward()
         with without_decisions(self._optimizers):
@@ -427,23 +471,27 @@ def parallelize(
     session: Session,
     model: Any,
     optimizer: Any,
-    function: Callable[..., Any],
+    function: Callable[..., Any] | None,
     *,
     options: PlanOptions,
     builder: Builder | None = None,
     is_whole: bool | None = None,
     init: Callable[[Any], Any] | None = None,
     scaler: Any = None,
+    buckets: Sequence[Bucket] = (),
     progress: Callable[[PlanProgress], None] | None = None,
 ) -> TorchStep:
     """See `shardwright.torch.parallelize`."""
-    require_plain(model)
+    require_one_rank()
+    require_session(session)
+    require_plain(unwrap(model))
     if scaler is not None:
         require_scaler(scaler)
     is_sequence = isinstance(optimizer, list | tuple)
     optimizers = list(optimizer) if is_sequence else [] if optimizer is None else [optimizer]
     for member in optimizers:
         require_optimizer(member)
+    require_apart(optimizers)
     if not callable(function):
         raise OptionError(
             f"the loss function is a {type(function).__name__}",
@@ -457,8 +505,30 @@ def parallelize(
         )
     return TorchStep(
         session, model, optimizers, function, is_whole=whole, is_sequence=is_sequence, options=options,
-        builder=builder, init=init, scaler=scaler, progress=progress,
+        builder=builder, init=init, scaler=scaler, buckets=buckets, progress=progress,
     )  # fmt: skip
+
+
+def _require_gradients(name: str) -> None:
+    """Raises ArgumentError where gradients are switched off around a call that computes them."""
+    if not torch.is_grad_enabled():
+        raise ArgumentError(
+            f"{name} trains, and gradients are switched off around the call",
+            where=name,
+            remedy="call it outside of torch.no_grad(), inference_mode() and set_grad_enabled(False); or step.evaluate",
+        )
+
+
+def require_session(session: Any) -> None:
+    """Raises OptionError on what `connect` has not made."""
+    from shardwright.client.session import Session
+
+    if not isinstance(session, Session):
+        raise OptionError(
+            f"session is a {type(session).__name__}",
+            where="session",
+            remedy="pass it first: parallelize(sw.connect(), model, optimizer, loss_fn)",
+        )
 
 
 def _takes_optimizer(function: Callable[..., Any]) -> bool:

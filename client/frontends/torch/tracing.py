@@ -20,18 +20,23 @@ from torch.fx.experimental.proxy_tensor import make_fx
 from torch.fx.experimental.symbolic_shapes import DimDynamic, ShapeEnv
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
+from shardwright.client.frontends.torch.checks import Check, list_checks, take_checks
+from shardwright.client.frontends.torch.control_flow import write_out
 from shardwright.client.frontends.torch.evaluation import (
     base_name,
+    is_check,
     is_side_effect,
     is_view,
     list_written_nodes,
     lowering_of,
     source_node,
 )
-from shardwright.client.frontends.torch.forms import BoundedForms
-from shardwright.client.frontends.torch.functional import gaussian_nll_loss, infer_grouped_mm
+from shardwright.client.frontends.torch.forms import BoundedForms, compute_all_clusters
+from shardwright.client.frontends.torch.functional import compute_with_symbols, infer_grouped_mm
 from shardwright.client.frontends.torch.labels import Label, Labels
+from shardwright.client.frontends.torch.packed import keep_padded
 from shardwright.client.frontends.torch.refusals import explain_errors
+from shardwright.client.frontends.torch.sparse import update_rows
 from shardwright.errors import UnsupportedProgramError
 
 
@@ -76,7 +81,7 @@ class Graph:
     nodes: the torch.fx graph. constants: tensors that it refers to by name. outputs: output nodes, or values that are
     no tensors. changed: numbers of the leading outputs (each belongs to the input of its number) that the step
     updates. draws: number of random draws. decisions: what the step decided by its numbers. new_state: names of the
-    outputs after the state that are state from now on.
+    outputs after the state that are state from now on. checks: the conditions that it asks for, in order.
     """
 
     nodes: Any
@@ -86,6 +91,7 @@ class Graph:
     draws: int
     decisions: Decisions
     new_state: tuple[str, ...] = ()
+    checks: tuple[Check, ...] = ()
 
 
 def trace(
@@ -135,8 +141,9 @@ def trace(
     decisions = Decisions(tuple(symbols), tuple({guard.expr: None for guard in shapes.guards}))
     constants = {node.target: getattr(graph, node.target) for node in graph.graph.nodes if node.op == "get_attr"}
     return Graph(
-        graph.graph, constants, outputs, _find_changed(graph.graph, outputs, state_count), labels.most_draws, decisions
-    )
+        graph.graph, constants, outputs, _find_changed(graph.graph, outputs, state_count), labels.most_draws, decisions,
+        checks=list_checks(graph.graph),
+    )  # fmt: skip
 
 
 def _pass_captured(graph: Any, captured: Mapping[int, Any]) -> None:
@@ -197,7 +204,7 @@ def _tracing(labels: Labels) -> Iterator[None]:
 
     Attention is products and a softmax; recurrent layers are their cells. Autocast of any device is that of the CPU,
     where the fake tensors are. The state of the random generator, which activation checkpointing puts back, is the
-    number of draws so far. A loss does not look for variances below 0, which raise an error elsewhere.
+    number of draws so far.
     """
 
     def get_state(*_: Any) -> Any:
@@ -214,12 +221,21 @@ def _tracing(labels: Labels) -> Iterator[None]:
         for module in (torch, torch.random):
             settings.enter_context(mock.patch.object(module, "get_rng_state", get_state))
             settings.enter_context(mock.patch.object(module, "set_rng_state", set_state))
-        settings.enter_context(mock.patch.object(torch.nn.functional, "gaussian_nll_loss", gaussian_nll_loss))
         settings.enter_context(
             mock.patch.object(torch._meta_registrations, "_meta_grouped_mm_common", infer_grouped_mm)
         )
         settings.enter_context(_autocast_on_cpu())
+        settings.enter_context(mock.patch.object(torch.cuda, "synchronize"))
+        from torch._dynamo import config as dynamo_settings
+
+        settings.enter_context(dynamo_settings.patch(error_on_nested_fx_trace=False))  # of torch.compile
         settings.enter_context(BoundedForms())
+        settings.enter_context(compute_all_clusters())
+        settings.enter_context(update_rows())
+        settings.enter_context(take_checks())
+        settings.enter_context(write_out())
+        settings.enter_context(keep_padded())
+        settings.enter_context(compute_with_symbols())
         yield
 
 
@@ -260,14 +276,14 @@ def _require_lowerings(graph: Any, name: str) -> None:
         f"\n  {op}: {', '.join(place for place in places if place) or 'outside of the model'}"
         for op, places in sorted(missing.items())
     )
-    raise UnsupportedProgramError(
-        f"{name} uses operators that have no lowering:{lines}",
-        remedy="write these parts with other operators, or report the operators",
-    )
+    remedy = "write these parts with other operators, or report the operators"
+    if any("_sparse_coo_tensor" in op for op in missing):
+        remedy = "make embeddings with sparse=False: servers keep dense gradients"
+    raise UnsupportedProgramError(f"{name} uses operators that have no lowering:{lines}", remedy=remedy)
 
 
 def _is_impure(node: Any) -> bool:
-    if node.op in ("placeholder", "output"):
+    if node.op in ("placeholder", "output") or is_check(node):
         return True
     return bool(list_written_nodes(node))
 

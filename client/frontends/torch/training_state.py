@@ -11,6 +11,7 @@ import torch
 from torch.utils import _pytree
 
 from shardwright.client.arrays import RemoteArray
+from shardwright.client.frontends.torch.counters import write_numbers
 from shardwright.client.frontends.torch.dtypes import to_numpy
 from shardwright.client.frontends.torch.following import bring_in_all
 from shardwright.client.frontends.torch.held_state import hold_back, take_changes
@@ -27,6 +28,7 @@ from shardwright.client.frontends.torch.state import (
     send,
     share_state,
     upload,
+    use_seed,
 )
 from shardwright.client.frontends.torch.tracing import TensorType
 from shardwright.errors import ArgumentError
@@ -60,6 +62,11 @@ class TrainingState:
         if scaler is not None:
             self.scaler = share_state(scaler, session, lambda: ScalerState(scaler))
 
+    @property
+    def layout(self) -> tuple[Any, ...]:
+        """Which tensors the module's paths have, and the optimizers' groups."""
+        return self.model.layout, *(group.members for group in self.optimizers)
+
     def require(self, *, takes_types: bool = False, takes_gradients: bool = False) -> None:
         """Names and types of the state as the user has left it; handles as well, unless types will do.
 
@@ -77,7 +84,7 @@ class TrainingState:
                 for name in names:
                     group.mirror.mark_written(name)
             return
-        if RANDOM not in state.values:
+        if state.take_seed():
             upload(steps, state, {RANDOM: _key_of(state.seed)})
         written += [name for name in state.names if name not in state.values]
         if any(state.tensors[name].is_meta for name in written) and len(written) >= len(state.names):
@@ -123,6 +130,13 @@ class TrainingState:
             groups[number].advance(of_group)
         for optimizer, group in zip(self._optimizers, self.optimizers, strict=True):
             hold_back(optimizer, group, self.model)
+
+    def write_numbers(self) -> None:
+        """What the optimizers here show of the numbers that steps count."""
+        for optimizer, group in zip(self._optimizers, self.optimizers, strict=True):
+            if group.numbers:
+                write_numbers(optimizer, group, self.model.tensors)
+                hold_back(optimizer, group, self.model)
 
     def keep_gradients(
         self, types: Mapping[str, TensorType], arrays: Iterable[RemoteArray], lost: Sequence[str]
@@ -174,6 +188,7 @@ class TrainingState:
             upload(self._session.steps, self.scaler, host_scaler(self._scaler))
         self.require()
         if "random" in state:
+            use_seed()
             upload(self._session.steps, self.model, {RANDOM: to_numpy(state["random"])})
 
     def save(self, directory: str | os.PathLike[str], *, step: int | None, max_to_keep: int | None) -> Save:
@@ -184,6 +199,7 @@ class TrainingState:
     def restore(self, directory: str | os.PathLike[str], *, step: int | None) -> None:
         """See `TorchStep.restore`."""
         self.require()
+        use_seed()
         restored = self._session.saves.restore(directory, step=step, like=self._handles())
         for group, part in zip(self._groups(), restored, strict=True):
             group.advance({name: part[_checkpoint_name(name)] for name in group.values})

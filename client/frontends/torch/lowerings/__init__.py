@@ -1,6 +1,7 @@
 """ATen operators in terms of jax.numpy and lax: one table, filled by topic."""
 
 from shardwright.client.frontends.torch.lowerings import (
+    alignment,
     convolutions,
     creation,
     grids,
@@ -10,6 +11,7 @@ from shardwright.client.frontends.torch.lowerings import (
     normalization,
     pointwise,
     pooling,
+    quantization,
     random,
     reductions,
     scans,
@@ -18,6 +20,6 @@ from shardwright.client.frontends.torch.lowerings import (
 from shardwright.client.frontends.torch.lowerings.registry import TABLE, Call, find
 
 __all__ = [
-    "TABLE", "Call", "convolutions", "creation", "find", "grids", "indexing", "linear_algebra", "losses",
-    "normalization", "pointwise", "pooling", "random", "reductions", "scans", "shapes",
+    "TABLE", "Call", "alignment", "convolutions", "creation", "find", "grids", "indexing", "linear_algebra", "losses",
+    "normalization", "pointwise", "pooling", "quantization", "random", "reductions", "scans", "shapes",
 ]  # fmt: skip

@@ -34,6 +34,18 @@ def _refuse_sparse(sparse: bool) -> None:
         )
 
 
+@lowers("nonzero_static")
+def _nonzero(call: Call, x: Any, *, size: int, fill_value: int = -1) -> Any:
+    del call
+    return jnp.stack(jnp.nonzero(x, size=size, fill_value=fill_value), axis=-1)
+
+
+@lowers("repeat_interleave.Tensor")
+def _repeat_interleave(call: Call, repeats: Any, *, output_size: int) -> Any:
+    del call
+    return jnp.repeat(jnp.arange(repeats.shape[0]), repeats, total_repeat_length=output_size)
+
+
 @lowers("embedding_dense_backward")
 def _embedding_backward(
     call: Call, grad: Any, ids: Any, num_weights: int, padding_idx: int, scale_grad_by_freq: bool

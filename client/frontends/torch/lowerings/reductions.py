@@ -51,13 +51,13 @@ def _amin(call: Call, x: Any, dim: Any = (), keepdim: bool = False) -> Any:
     return jnp.min(x, axis=axes_of(dim, x.ndim), keepdims=keepdim)
 
 
-@lowers("any")
+@lowers("any", "_is_any_true")
 def _any(call: Call, x: Any, dim: Any = None, keepdim: bool = False) -> Any:
     del call
     return jnp.any(x != 0, axis=axes_of(dim, x.ndim), keepdims=keepdim)
 
 
-@lowers("all")
+@lowers("all", "_is_all_true")
 def _all(call: Call, x: Any, dim: Any = None, keepdim: bool = False) -> Any:
     del call
     return jnp.all(x != 0, axis=axes_of(dim, x.ndim), keepdims=keepdim)

@@ -11,6 +11,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
+from shardwright.client.frontends.torch.aliases import set_slice, take_slice
 from shardwright.client.frontends.torch.lowerings.registry import Call, lowers
 from shardwright.errors import UnsupportedProgramError
 
@@ -66,14 +67,7 @@ def _transpose(call: Call, x: Any, first: int, second: int) -> Any:
 
 @lowers("slice", "slice_copy")
 def _slice(call: Call, x: Any, dim: int = 0, start: Any = None, end: Any = None, step: int = 1) -> Any:
-    del call
-    return x[_slice_index(x.ndim, dim, start, end, step)]
-
-
-def _slice_index(rank: int, dim: int, start: Any, end: Any, step: int) -> tuple[slice, ...]:
-    index = [slice(None)] * rank
-    index[dim] = slice(start, end, step)
-    return tuple(index)
+    return take_slice(x, call.shape[dim], dim, start, end, step)
 
 
 def _select_index(rank: int, dim: int, index: int) -> tuple[Any, ...]:
@@ -91,7 +85,7 @@ def _select(call: Call, x: Any, dim: int, index: Any) -> Any:
 @lowers("slice_scatter")
 def _slice_scatter(call: Call, x: Any, y: Any, dim: int = 0, start: Any = None, end: Any = None, step: int = 1) -> Any:
     del call
-    return x.at[_slice_index(x.ndim, dim, start, end, step)].set(y.astype(x.dtype))
+    return set_slice(x, y.astype(x.dtype), dim, start, end, step)
 
 
 @lowers("select_scatter")
