@@ -23,6 +23,7 @@ from shardwright.clusters.cluster import Cluster
 from shardwright.clusters.module_names import read_module_names
 from shardwright.command_line import CommandParser
 from shardwright.errors import ClusterConfigError, ShardwrightError
+from shardwright.processes import imports_for_good
 from shardwright.server.limits import Limits
 from shardwright.server.logs import LogWriter, log_to_standard_error
 from shardwright.server.options import Ports, add_server_options, limits_of, ports_of
@@ -92,8 +93,9 @@ def main(arguments: list[str] | None = None) -> int:
 
 
 def _start_embedded(devices: int, limits: Limits, log: LogWriter, ports: Ports, modules: tuple[str, ...]) -> int:
-    from shardwright.server import run
-    from shardwright.server.run_node import run_to_end
+    with imports_for_good():
+        from shardwright.server import run
+        from shardwright.server.run_node import run_to_end
 
     return run_to_end(run.run_embedded(devices, limits, modules, log=log, ports=ports))
 
@@ -114,7 +116,8 @@ def _start(
         raise ClusterConfigError(
             f"there is no task {task}", where=cluster.name, remedy=f"the file has tasks 0 to {len(cluster.nodes) - 1}"
         )
-    from shardwright.server import run_node  # without the master's part, which the other nodes do not use
+    with imports_for_good():
+        from shardwright.server import run_node  # without the master's part, which the other nodes do not use
 
     ports = ports_of(options)
     if task:
@@ -122,7 +125,8 @@ def _start(
         return run_node.run_to_end(worker)
     if options.own_node:
         return run_node.run_to_end(run_node.run_own_node(cluster, limits, options.state_dir, log=log))
-    from shardwright.server import run
+    with imports_for_good():
+        from shardwright.server import run
 
     kept = None if options.state_dir is None else run.KeptState(Path(options.state_dir), node_command)
     source = _source(path, cluster, options.discover)

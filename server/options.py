@@ -14,9 +14,8 @@ from shardwright.clusters.cluster import join_address
 from shardwright.clusters.module_names import read_module_names
 from shardwright.command_line import CommandParser
 from shardwright.errors import OptionError
-from shardwright.options.user_options import parse_bytes
 from shardwright.server.limits import Limits
-from shardwright.units import format_bytes
+from shardwright.units import format_bytes, parse_bytes
 
 LOG_LEVELS = ("debug", "info", "warning", "error")
 LOG_FORMATS = ("text", "json")

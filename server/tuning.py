@@ -15,13 +15,14 @@ TICK_S = 0.5
 #: late for it. Less hides losses on a busy machine, more blames others for the master's pause.
 LONGEST_PAUSE_S = 2.0
 
+# ---- `causes` ------------------------------------------------------
+#: Seconds from the end of an executor or its connection that another one's end may explain, in which that may be heard
+#: of. Fewer blame the wrong node on a busy machine; more delay the recoveries that nothing explains.
+CAUSE_S = 1.0
+
 # ---- `cluster_service`, `cluster_watch` ----------------------------
 #: Seconds between two looks for a new node.
 NEW_NODE_POLL_S = 0.1
-
-#: Seconds from the end of an executor's connection, in which its daemon may say why. Less blames nobody, more delays
-#: every recovery.
-CAUSE_S = 0.1
 
 #: Seconds between two looks at a cluster file; and between two runs of a program, a process each time, and seconds that
 #: it may take.

@@ -14,9 +14,10 @@ executor missing, or a log too short, the generation is over: its arrays are los
 from __future__ import annotations
 
 from shardwright.errors import SessionError
+from shardwright.server.master import commands as do
 from shardwright.server.master import events as ev
 from shardwright.server.master import loads, recovered, snapshots, transitions
-from shardwright.server.master.events import Commands
+from shardwright.server.master.commands import Commands
 from shardwright.server.master.records import Pending
 from shardwright.server.master.session_records import Save, StepOutcome
 from shardwright.server.master.sessions import Session
@@ -37,7 +38,7 @@ def take_recent(state: MasterState, event: ev.RecentReceived) -> Commands:
             return transitions.follow_formation(state, formation.restart(reason, state.now_s))
         late = tuple(command for command in event.commands if command.sequence > received)
         if late:
-            commands.append(ev.Redeliver(connection=connection, commands=late))
+            commands.append(do.Redeliver(connection=connection, commands=late))
     return commands + recovered.ask_for_reports(state, adoption)
 
 
@@ -50,7 +51,7 @@ def finish(state: MasterState, item: Pending) -> Commands:
     for node, reports in adoption.reports.items():
         for report in reports:
             by_session.setdefault(report.session_id, {})[node] = report
-    commands: Commands = [ev.Log(text=f"took up the executors of generation {state.formation.generation}")]
+    commands: Commands = [do.Log(text=f"took up the executors of generation {state.formation.generation}")]
     for session_id in by_session.keys() - state.sessions.keys():
         commands += _close(state, session_id)
     state.has_adopted = True
@@ -66,7 +67,7 @@ def finish(state: MasterState, item: Pending) -> Commands:
 
 def _close(state: MasterState, session_id: str) -> Commands:
     """A session that ended, and the executors were not told."""
-    return state.broadcast(lambda sequence: ev.CloseOnWorkers(sequence=sequence, session_id=session_id))
+    return state.broadcast(lambda sequence: do.CloseOnWorkers(sequence=sequence, session_id=session_id))
 
 
 def _rebuild(state: MasterState, session: Session, reports: dict[int, ev.SessionReport]) -> Commands:
@@ -97,9 +98,9 @@ def _rebuild(state: MasterState, session: Session, reports: dict[int, ev.Session
         if executable.state == "loading" and executable.plan_id in loaded:
             executable.state = "loaded"
             calls, executable.waiting_calls = executable.waiting_calls, []
-            commands += [ev.Answer(call=call, value=executable.program) for call in calls]
+            commands += [do.Answer(call=call, value=executable.program) for call in calls]
     if session.open_call is not None:
-        commands.append(ev.Answer(call=session.open_call, value=session.session_id))
+        commands.append(do.Answer(call=session.open_call, value=session.session_id))
         session.open_call = None
     commands += loads.load_waiting(state, session)
     return commands + _resume_copies(state, session, steps)
@@ -141,6 +142,6 @@ def _resume_copies(
     if saved:
         session.saves[saved[-1]].phase = "writing"
         commands += state.broadcast(
-            lambda sequence: ev.WriteOnWorkers(sequence=sequence, session_id=session.session_id, number=saved[-1])
+            lambda sequence: do.WriteOnWorkers(sequence=sequence, session_id=session.session_id, number=saved[-1])
         )
     return commands

@@ -6,8 +6,9 @@ from collections.abc import Callable
 
 from shardwright.errors import ShardwrightError
 from shardwright.server.master import adoption, dispatch, loads, losses, quarantine, reruns, saves, snapshots, watchdog
+from shardwright.server.master import commands as do
 from shardwright.server.master import events as ev
-from shardwright.server.master.events import Commands
+from shardwright.server.master.commands import Commands
 from shardwright.server.master.records import Pending
 from shardwright.server.master.session_records import StepOutcome
 from shardwright.server.master.sessions import Session
@@ -50,7 +51,7 @@ def take_report(state: MasterState, event: ev.ReportReceived) -> Commands:
 def _note_end(state: MasterState, item: Pending) -> Commands:
     """A success may clear what was suspected, and after a trial others may run again."""
     has_records, command = bool(state.quarantine.records), item.command
-    if isinstance(command, ev.RunOnWorkers) and item.error is None:
+    if isinstance(command, do.RunOnWorkers) and item.error is None:
         quarantine.count_success(state, command.step)
     if not has_records:
         return []
@@ -60,7 +61,7 @@ def _note_end(state: MasterState, item: Pending) -> Commands:
 def _record_run(state: MasterState, item: Pending, took_s: float) -> None:
     """Remember how long the steps of an executable take."""
     command = item.command
-    if not isinstance(command, ev.RunOnWorkers) or item.error is not None:
+    if not isinstance(command, do.RunOnWorkers) or item.error is not None:
         return
     session = state.sessions.get(command.step.session_id)
     executable = session.executables.get(command.step.executable_id) if session is not None else None
@@ -70,20 +71,20 @@ def _record_run(state: MasterState, item: Pending, took_s: float) -> None:
 
 def _abort(state: MasterState, item: Pending) -> Commands:
     """A step failed on one node: the others may be waiting on its transfers."""
-    if not isinstance(item.command, ev.RunOnWorkers) or item.error is None:
+    if not isinstance(item.command, do.RunOnWorkers) or item.error is None:
         return []
-    return [ev.AbortOnWorkers(sequence=item.command.sequence, nodes=frozenset(item.waiting), error=item.error)]
+    return [do.AbortOnWorkers(sequence=item.command.sequence, nodes=frozenset(item.waiting), error=item.error)]
 
 
 def _finish_open(state: MasterState, item: Pending) -> Commands:
-    assert isinstance(item.command, ev.OpenOnWorkers)
+    assert isinstance(item.command, do.OpenOnWorkers)
     session = state.sessions.get(item.command.session_id)
     if session is None:
         return []
     session.is_open = True
     commands: Commands = []
     if session.open_call is not None:
-        commands.append(ev.Answer(call=session.open_call, value=session.session_id))
+        commands.append(do.Answer(call=session.open_call, value=session.session_id))
         session.open_call = None
     commands += losses.tell_workers(state, session)
     commands += reruns.ask_for_arrays(session)
@@ -91,7 +92,7 @@ def _finish_open(state: MasterState, item: Pending) -> Commands:
 
 
 def _finish_run(state: MasterState, item: Pending) -> Commands:
-    assert isinstance(item.command, ev.RunOnWorkers)
+    assert isinstance(item.command, do.RunOnWorkers)
     step = item.command.step
     session = state.sessions.get(step.session_id)
     if session is None:
@@ -125,12 +126,12 @@ def _finish_batch(
     return commands + dispatch.advance(state, session)
 
 
-_FINISHERS: dict[type[ev.ToWorkers], Callable[[MasterState, Pending], Commands]] = {
-    ev.OpenOnWorkers: _finish_open,
-    ev.ReportOnWorkers: adoption.finish,
-    ev.LoadOnWorkers: loads.finish,
-    ev.RunOnWorkers: _finish_run,
-    ev.WriteOnWorkers: saves.finish_write,
-    ev.FinishOnWorkers: saves.finish_commit,
-    ev.StoreOnWorkers: snapshots.finish_store,
+_FINISHERS: dict[type[do.ToWorkers], Callable[[MasterState, Pending], Commands]] = {
+    do.OpenOnWorkers: _finish_open,
+    do.ReportOnWorkers: adoption.finish,
+    do.LoadOnWorkers: loads.finish,
+    do.RunOnWorkers: _finish_run,
+    do.WriteOnWorkers: saves.finish_write,
+    do.FinishOnWorkers: saves.finish_commit,
+    do.StoreOnWorkers: snapshots.finish_store,
 }

@@ -19,9 +19,10 @@ from collections import deque
 from collections.abc import Callable
 
 from shardwright.errors import OptionError, ShardwrightError, StepCancelledError
+from shardwright.server.master import commands as do
 from shardwright.server.master import dispatch, named, reruns
 from shardwright.server.master import events as ev
-from shardwright.server.master.events import Commands
+from shardwright.server.master.commands import Commands
 from shardwright.server.master.records import Pending
 from shardwright.server.master.sessions import Session, cancelled_in_time, unknown_session
 from shardwright.server.master.state import MasterState
@@ -33,7 +34,7 @@ def request(state: MasterState, event: ev.StepsCancelled) -> Commands:
     """By the client: steps that wait, or have yet to come, fail at once; those that run get their time."""
     session = state.sessions.get(event.session_id)
     if session is None:
-        return [ev.Fail(call=event.call, error=unknown_session(event.session_id, state.lost))]
+        return [do.Fail(call=event.call, error=unknown_session(event.session_id, state.lost))]
     session.last_seen_s = state.now_s
     numbers = set(event.numbers)
     running = sorted(numbers & session.running.keys())
@@ -43,8 +44,8 @@ def request(state: MasterState, event: ev.StepsCancelled) -> Commands:
     last = session.last_number
     on_their_way = {number for number in numbers if last < number <= last + state.limits.pending_steps}
     session.cancelled |= on_their_way
-    done = ev.Cancellation(cancelled=tuple(sorted({*waiting, *on_their_way})), running=tuple(running))
-    return [*commands, ev.Answer(call=event.call, value=done), *dispatch.advance(state, session)]
+    done = do.Cancellation(cancelled=tuple(sorted({*waiting, *on_their_way})), running=tuple(running))
+    return [*commands, do.Answer(call=event.call, value=done), *dispatch.advance(state, session)]
 
 
 def end_steps(state: MasterState, event: ev.StepsEnded) -> Commands:
@@ -58,15 +59,15 @@ def end_steps(state: MasterState, event: ev.StepsEnded) -> Commands:
     if not numbers & under_way:
         what = f"step {event.number}" if event.number else "no step"
         text = f"{what} of session {session.label} is under way" if not event.number else f"{what} is not under way"
-        return [ev.Fail(call=event.call, error=OptionError(text, remedy="`shardwright status` shows what runs"))]
+        return [do.Fail(call=event.call, error=OptionError(text, remedy="`shardwright status` shows what runs"))]
     running = sorted(numbers & session.running.keys())
     for number in running:
         _end_now(state, session.running[number], event.operator)
     waiting, commands = _refuse_waiting(
         state, session, numbers, lambda number: cancelled_in_time(number, f"by {event.operator} ")
     )
-    done = ev.Cancellation(cancelled=tuple(sorted(waiting)), running=tuple(running))
-    return [*commands, ev.Answer(call=event.call, value=done), *dispatch.advance(state, session)]
+    done = do.Cancellation(cancelled=tuple(sorted(waiting)), running=tuple(running))
+    return [*commands, do.Answer(call=event.call, value=done), *dispatch.advance(state, session)]
 
 
 def _end_orphans(state: MasterState, event: ev.StepsEnded) -> Commands:
@@ -74,15 +75,15 @@ def _end_orphans(state: MasterState, event: ev.StepsEnded) -> Commands:
     orphans = [
         sequence
         for sequence, item in state.pending.items()
-        if isinstance(item.command, ev.RunOnWorkers)
+        if isinstance(item.command, do.RunOnWorkers)
         and item.command.step.session_id == event.session_id
         and event.number in (0, item.command.step.number)
     ]
     if not orphans:
-        return [ev.Fail(call=event.call, error=unknown_session(event.session_id, state.lost))]
+        return [do.Fail(call=event.call, error=unknown_session(event.session_id, state.lost))]
     for sequence in orphans:
         _end_now(state, sequence, event.operator)
-    return [ev.Answer(call=event.call, value=ev.Cancellation(cancelled=(), running=(event.number,)))]
+    return [do.Answer(call=event.call, value=do.Cancellation(cancelled=(), running=(event.number,)))]
 
 
 def _end_now(state: MasterState, sequence: int, operator: str) -> None:
@@ -151,9 +152,9 @@ def grace_s(state: MasterState, item: Pending) -> float:
     return max(own_s, GRACE_FACTOR * item.usual_s) if losers(state, item) else own_s
 
 
-def session_of(command: ev.ToWorkers) -> str:
+def session_of(command: do.ToWorkers) -> str:
     """The id of a command's session."""
-    return command.step.session_id if isinstance(command, ev.RunOnWorkers) else command.session_id
+    return command.step.session_id if isinstance(command, do.RunOnWorkers) else command.session_id
 
 
 # ---- errors -----------------------------------------------------------------------------

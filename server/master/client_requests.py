@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from shardwright.errors import SessionError, ShardwrightError
+from shardwright.server.master import commands as do
 from shardwright.server.master import (
     dispatch,
     drain,
@@ -15,23 +16,23 @@ from shardwright.server.master import (
     transitions,
 )
 from shardwright.server.master import events as ev
-from shardwright.server.master.events import Commands
+from shardwright.server.master.commands import Commands
 from shardwright.server.master.sessions import Session, lost_session, unknown_session
 from shardwright.server.master.state import MasterState
 
 
 def open_session(state: MasterState, event: ev.SessionRequested) -> Commands:
     if (refused := drain.refusal_of_new(state)) is not None:
-        return [ev.Fail(call=event.call, error=refused)]
+        return [do.Fail(call=event.call, error=refused)]
     namesake = named.find(state, event.name)
     if namesake is not None:
         return named.take_up(state, namesake, event)
     if (lost := state.lost_names.pop(event.name, None)) is not None:
-        return [ev.Fail(call=event.call, error=lost_session(state.lost[lost]))]
+        return [do.Fail(call=event.call, error=lost_session(state.lost[lost]))]
     person = state.people.find(event.person or event.owner)
     commands = idle_sessions.make_room(state, person)
     if (full := idle_sessions.refusal(state, person)) is not None:
-        return [*commands, ev.Fail(call=event.call, error=full)]
+        return [*commands, do.Fail(call=event.call, error=full)]
     session = Session(
         session_id=event.session_id,
         limits=state.limits,
@@ -52,7 +53,7 @@ def close_session(state: MasterState, event: ev.SessionClosed) -> Commands:
     by = f" by {event.operator}" if event.operator else ""
     reason = SessionError(f"the session was closed{by}", remedy="open a new session")
     commands = session_ends.end_session(state, event.session_id, reason) if event.session_id in state.sessions else []
-    return [*commands, ev.Answer(call=event.call)]
+    return [*commands, do.Answer(call=event.call)]
 
 
 def touch_session(state: MasterState, event: ev.SessionTouched) -> Commands:
@@ -92,14 +93,14 @@ def _reject_array(state: MasterState, session: Session, array_id: int, error: Sh
 def open_stream(state: MasterState, event: ev.StepsOpened) -> Commands:
     session = state.sessions.get(event.session_id)
     if session is None:
-        return [ev.EndStream(stream=event.stream, error=unknown_session(event.session_id, state.lost))]
+        return [do.EndStream(stream=event.stream, error=unknown_session(event.session_id, state.lost))]
     session.last_seen_s = state.now_s
     session.change_person(event.person)
     old, session.stream = session.stream, event.stream
     session.live, session.held = event.live, []
     session.reply_cursor = 0  # the first number of the stream sets it
     newer = SessionError("a newer RunSteps stream of the session took over", remedy="use one stream a session")
-    ended: Commands = [] if old is None else [ev.EndStream(stream=old, error=newer)]
+    ended: Commands = [] if old is None else [do.EndStream(stream=old, error=newer)]
     begun = snapshots.begin_stream(state, session, event)
     ended += drain.notices(state, event.stream) + recovered.greet(state, session, event.stream)
     ended += reruns.ask_for_arrays(session) if session.is_open else []

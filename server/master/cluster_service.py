@@ -16,8 +16,9 @@ from shardwright.protocol import log_messages, wire
 from shardwright.server.black_box import Work
 from shardwright.server.master import events as ev
 from shardwright.server.master import recovered
-from shardwright.server.master.shell import Master, OutgoingStream
-from shardwright.server.tuning import CAUSE_S, NEW_NODE_POLL_S
+from shardwright.server.master.outlets import OutgoingStream
+from shardwright.server.master.shell import Master
+from shardwright.server.tuning import NEW_NODE_POLL_S
 
 Context = Any  # grpc.aio.ServicerContext: generic in ways that its stubs do not agree on
 
@@ -108,13 +109,8 @@ class ClusterService(worker_pb2_grpc.ClusterServicer):
         self._master.handle_event(ev.DaemonLeft(connection=number))
 
     def _lose_executor(self, number: int) -> None:
-        """Its daemon has time to say why, or to be missed itself: that is what clients are told then."""
-
-        def tell() -> None:
-            if not self._master.is_closing:
-                self._master.handle_event(ev.ExecutorLeft(connection=number))
-
-        asyncio.get_running_loop().call_later(CAUSE_S, tell)
+        if not self._master.is_closing:
+            self._master.handle_event(ev.ExecutorLeft(connection=number))
 
     def _handle_executor_event(self, number: int, event: worker_pb2.ExecutorEvent) -> None:
         match event.WhichOneof("kind"):

@@ -8,9 +8,10 @@ from collections.abc import Iterable, Mapping
 from shardwright.errors import RepeatedLossError, StepTimeoutError
 from shardwright.log_lines import SESSION_DIGITS
 from shardwright.server.black_box import Work
+from shardwright.server.master import commands as do
 from shardwright.server.master import dispatch
 from shardwright.server.master import events as ev
-from shardwright.server.master.events import Commands
+from shardwright.server.master.commands import Commands
 from shardwright.server.master.quarantine import charge_of, in_any_session
 from shardwright.server.master.records import Charge, Pending, Record, Suspect
 from shardwright.server.master.state import MasterState
@@ -51,7 +52,7 @@ def explain(state: MasterState, event: ev.ExecutorExited, node: int | None) -> C
     return _fail_begun(state, charges) + blame(state, charges, needed)
 
 
-def blame_command(state: MasterState, command: ev.ToWorkers) -> Commands:
+def blame_command(state: MasterState, command: do.ToWorkers) -> Commands:
     """Executors were replaced for what a command did."""
     charge = charge_of(command)
     return [] if charge is None else blame(state, [charge], CLEARING_SUCCESSES_OF_KILLED)
@@ -82,7 +83,7 @@ def describe(state: MasterState, works: Iterable[Work]) -> str:
 
 def _fail_begun(state: MasterState, charges: list[Charge]) -> Commands:
     """Steps that ran when the executors ended do not run again by themselves: they may have been the reason."""
-    loss, commands = state.formation.last_loss, list[ev.Command]()
+    loss, commands = state.formation.last_loss, list[do.Command]()
     assert loss is not None
     begun = {(charge.suspect.session_id, charge.number) for charge in charges if charge.number}
     for session in [each for each in state.sessions.values() if any(each.session_id == of for of, _ in begun)]:
@@ -140,11 +141,11 @@ def _stop(state: MasterState, suspect: Suspect) -> Commands:
         "HOST:PORT --level error). The session goes on without it: arrays that snapshots keep are restored, others are "
         "gone",
     )
-    commands: Commands = [ev.Log(text=error.message, is_warning=True, session=suspect.session_id)]
+    commands: Commands = [do.Log(text=error.message, is_warning=True, session=suspect.session_id)]
     if session is None:
         return commands
     if suspect.kind != "dataset":
         executable = session.executables.pop(suspect.key, None)
         session.retired[suspect.key] = error
-        commands += [ev.Fail(call=call, error=error) for call in executable.waiting_calls] if executable else []
+        commands += [do.Fail(call=call, error=error) for call in executable.waiting_calls] if executable else []
     return commands + dispatch.advance(state, session)

@@ -8,9 +8,10 @@ from __future__ import annotations
 from collections import deque
 
 from shardwright.errors import ShardwrightError
+from shardwright.server.master import commands as do
 from shardwright.server.master import drain, node_reports, quarantine, reruns, snapshots, time_limits
 from shardwright.server.master import events as ev
-from shardwright.server.master.events import Commands
+from shardwright.server.master.commands import Commands
 from shardwright.server.master.session_records import QueuedRequest, StepOutcome
 from shardwright.server.master.sessions import Session, cancelled_in_time, unknown_session
 from shardwright.server.master.state import MasterState
@@ -19,7 +20,7 @@ from shardwright.server.master.state import MasterState
 def request_step(state: MasterState, event: ev.StepRequested) -> Commands:
     session = state.sessions.get(event.session_id)
     if session is None:
-        return [ev.EndStream(stream=event.stream, error=unknown_session(event.session_id, state.lost))]
+        return [do.EndStream(stream=event.stream, error=unknown_session(event.session_id, state.lost))]
     if session.stream != event.stream:
         return []  # left over from a stream that was replaced
     session.last_seen_s = state.now_s
@@ -32,7 +33,7 @@ def request_step(state: MasterState, event: ev.StepRequested) -> Commands:
     refused = session.number_refusal(event.number)
     if refused is not None:
         session.stream = None
-        return [ev.EndStream(stream=event.stream, error=refused)]
+        return [do.EndStream(stream=event.stream, error=refused)]
     session.reply_cursor = session.reply_cursor or event.number
     if event.number <= session.last_number:
         return reply_steps(state, session)  # sent again: it has run, or is about to
@@ -48,7 +49,7 @@ def request_step(state: MasterState, event: ev.StepRequested) -> Commands:
 def request_release(state: MasterState, event: ev.ReleaseRequested) -> Commands:
     session = state.sessions.get(event.session_id)
     if session is None:
-        return [ev.Fail(call=event.call, error=unknown_session(event.session_id, state.lost))]
+        return [do.Fail(call=event.call, error=unknown_session(event.session_id, state.lost))]
     session.last_seen_s = state.now_s
     session.enqueue(event, state.now_s)
     return advance(state, session)
@@ -102,7 +103,7 @@ def _can_run(state: MasterState, session: Session, step: ev.StepRequested) -> bo
 
 
 def _run(state: MasterState, session: Session, step: ev.StepRequested) -> Commands:
-    commands = state.broadcast(lambda sequence: ev.RunOnWorkers(sequence=sequence, step=step))
+    commands = state.broadcast(lambda sequence: do.RunOnWorkers(sequence=sequence, step=step))
     executable = session.executables.get(step.executable_id)
     item = state.pending[state.sequence]
     item.limit_s = time_limits.step_limit_s(state.limits, step, executable)
@@ -125,7 +126,7 @@ def refuse_step(state: MasterState, session: Session, step: ev.StepRequested, er
 
 def _release(state: MasterState, session: Session, request: ev.ReleaseRequested) -> Commands:
     there = tuple(array_id for array_id in dict.fromkeys(request.array_ids) if session.drop_array(array_id))
-    commands: Commands = [ev.Answer(call=request.call)]
+    commands: Commands = [do.Answer(call=request.call)]
     if there and session.is_open:
         commands += state.release_on_workers(session, there, None)
     return commands
@@ -137,7 +138,7 @@ def reply_steps(state: MasterState, session: Session) -> Commands:
     while session.stream is not None and session.reply_cursor in session.outcomes:
         outcome = session.outcomes[session.reply_cursor]
         commands.append(
-            ev.ReplyStep(
+            do.ReplyStep(
                 stream=session.stream, number=session.reply_cursor, error=outcome.error, values=outcome.values,
                 run_s=outcome.run_s, traces=outcome.traces, not_finite=outcome.not_finite,
             )

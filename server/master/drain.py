@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from shardwright.errors import ServerDrainingError
+from shardwright.server.master import commands as do
 from shardwright.server.master import events as ev
-from shardwright.server.master.events import Commands
+from shardwright.server.master.commands import Commands
 from shardwright.server.master.session_records import QueuedRequest
 from shardwright.server.master.sessions import Session
 from shardwright.server.master.state import MasterState
@@ -15,7 +16,7 @@ def notices(state: MasterState, stream: int) -> Commands:
     if state.drain is None:
         return []
     left_s = max(state.drain.until_s - state.now_s, 0.0)
-    return [ev.DrainNotice(stream=stream, reason=state.drain.subject, left_s=left_s)]
+    return [do.DrainNotice(stream=stream, reason=state.drain.subject, left_s=left_s)]
 
 
 def refusal(state: MasterState, session: Session, item: QueuedRequest) -> ServerDrainingError | None:

@@ -19,9 +19,10 @@ without all this: see `elasticity.py`. Functions on `MasterState`, as in `saves.
 from __future__ import annotations
 
 from shardwright.errors import ServerDrainingError
+from shardwright.server.master import commands as do
 from shardwright.server.master import dispatch, drain, elasticity, saves, session_ends
 from shardwright.server.master import events as ev
-from shardwright.server.master.events import Commands
+from shardwright.server.master.commands import Commands
 from shardwright.server.master.records import Drain
 from shardwright.server.master.session_records import StepOutcome
 from shardwright.server.master.state import MasterState
@@ -43,11 +44,11 @@ def begin_drain(state: MasterState, event: ev.DrainRequested) -> Commands:
         new.until_s = min(new.until_s, old.until_s)
     state.drain = new
     limit = f"{new.until_s - now_s:g} s"
-    commands: Commands = [ev.Log(text=f"{new.subject}: no new steps; what runs has {limit} to end", is_warning=True)]
+    commands: Commands = [do.Log(text=f"{new.subject}: no new steps; what runs has {limit} to end", is_warning=True)]
     streams = [session.stream for session in state.sessions.values() if session.stream is not None]
     commands += [notice for stream in streams for notice in drain.notices(state, stream)]
     commands += _fail_waiting_calls(state, new.error(now_s))
-    return [*commands, ev.DrainBegan(error=new.error(now_s)), *_go_on(state)]
+    return [*commands, do.DrainBegan(error=new.error(now_s)), *_go_on(state)]
 
 
 def waiting_for(state: MasterState) -> str:
@@ -74,13 +75,13 @@ def _go_on(state: MasterState) -> Commands:
         return []
     drain.is_complete = True
     text = f"{drain.subject}: it has drained" if not work else f"{drain.subject}: its time is over; cut off: {work}"
-    commands: Commands = [ev.Log(text=text, is_warning=bool(work))]
+    commands: Commands = [do.Log(text=text, is_warning=bool(work))]
     if drain.nodes is None:
         commands += _cut_off(state, drain)
     else:
         for node in drain.nodes:
             state.formation.nodes[node].farewell = f"it was drained ({drain.reason})"
-    return [*commands, ev.Drained(nodes=drain.nodes)]
+    return [*commands, do.Drained(nodes=drain.nodes)]
 
 
 def _is_quiet(state: MasterState, drain: Drain) -> bool:
@@ -115,7 +116,7 @@ def _fail_waiting_calls(state: MasterState, error: ServerDrainingError) -> Comma
             continue
         for executable in session.executables.values():
             calls, executable.waiting_calls = executable.waiting_calls, []
-            commands += [ev.Fail(call=call, error=error) for call in calls]
+            commands += [do.Fail(call=call, error=error) for call in calls]
         commands += dispatch.advance(state, session)
     return commands
 
@@ -140,7 +141,7 @@ def _end(state: MasterState) -> Commands:
     """The nodes are gone: steps are taken again, and run when others have come in their place."""
     state.drain = None
     streams = [session.stream for session in state.sessions.values() if session.stream is not None]
-    return [ev.DrainNotice(stream=stream, reason="", left_s=0.0) for stream in streams]
+    return [do.DrainNotice(stream=stream, reason="", left_s=0.0) for stream in streams]
 
 
 def _nodes_of(state: MasterState, connection: int) -> frozenset[int] | None:

@@ -13,9 +13,9 @@ Functions on `MasterState`.
 
 from __future__ import annotations
 
-from shardwright.server.master import events as ev
+from shardwright.server.master import commands as do
 from shardwright.server.master import teams, transitions
-from shardwright.server.master.events import Commands
+from shardwright.server.master.commands import Commands
 from shardwright.server.master.sessions import Session
 from shardwright.server.master.state import MasterState
 from shardwright.server.tuning import QUIET_S
@@ -35,7 +35,7 @@ def let_leave(state: MasterState, nodes: frozenset[int], reason: str) -> Command
     state.formation.leaving |= nodes
     for node in new:
         state.formation.nodes[node].farewell = f"it was drained ({reason})"
-    commands: Commands = [ev.Log(text=f"node {node} will leave ({reason})", is_warning=True) for node in sorted(new)]
+    commands: Commands = [do.Log(text=f"node {node} will leave ({reason})", is_warning=True) for node in sorted(new)]
     return [
         *commands,
         *teams.dismiss_leaving(state),
@@ -53,7 +53,7 @@ def tick(state: MasterState) -> Commands:
         state.wanted_since_s = state.now_s
     if reason := _obstacle(state):
         is_news, state.held_up_by = reason != state.held_up_by, reason
-        return [ev.Log(text=f"the cluster could change its nodes, but {reason}")] if is_news else []
+        return [do.Log(text=f"the cluster could change its nodes, but {reason}")] if is_news else []
     state.wanted_since_s, state.held_up_by = None, ""
     return transitions.follow_formation(state, formation.regroup(state.now_s))
 

@@ -13,7 +13,8 @@ from shardwright.plans.pipeline_plan import ArgumentEntry, OutputEntry, Pipeline
 from shardwright.plans.plan import Plan, VariablePlan
 from shardwright.plans.shardings import Mesh
 from shardwright.proto.v1 import common_pb2, master_pb2, worker_pb2
-from shardwright.protocol import wire
+from shardwright.protocol import plan_messages, wire
+from shardwright.server.master import commands as do
 from shardwright.server.master import events as ev
 from shardwright.server.master.content_store import PlanRecord
 from shardwright.server.master.formation import Formation
@@ -133,7 +134,7 @@ def _entry_layout(entry: ArgumentEntry | OutputEntry, stages: tuple[PipelineStag
 
 
 # ---- loading -------------------------------------------------------------------
-def load_messages(command: ev.LoadOnWorkers, formation: Formation) -> Iterator[ExecutorMessage]:
+def load_messages(command: do.LoadOnWorkers, formation: Formation) -> Iterator[ExecutorMessage]:
     """Every program to its nodes, then to all nodes the executable made of them."""
     payload: Payload = command.program.payload
     executable_id = command.program.plan_id
@@ -248,10 +249,10 @@ def load_result(program: ev.ProgramInfo) -> master_pb2.LoadResult:
     payload: Payload = program.payload
     plan = payload.record.plan
     if not isinstance(plan, PipelinePlan):
-        return wire.load_result(program.plan_id, payload.binaries[""].compiled)
+        return plan_messages.load_result(program.plan_id, payload.binaries[""].compiled)
     result = master_pb2.LoadResult(executable_id=program.plan_id)
     for each in plan.programs:
-        part = wire.load_result("", payload.binaries[each.name].compiled)
+        part = plan_messages.load_result("", payload.binaries[each.name].compiled)
         result.parts.add(name=each.name, stage=each.stage, result=part)
         result.compile_s += part.compile_s
     return result

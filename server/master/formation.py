@@ -20,6 +20,7 @@ takes the others of its `jax.distributed` job with it:
 Daemons and executors have a connection each, and send signs of life. A daemon that freezes or loses its connection
 costs nothing while its executor is heard: it is taken up again when it is back. An executor dies with its daemon's
 process, and by itself when its own connection breaks.
+Ends that another end may explain come here after it (`causes.py`).
 
 A start that failed is tried again after a pause, which grows. Halt after `start_attempts` of them in a row, or one
 where the executor says that it cannot start (`CANNOT_START`); where the cluster was ready before, after
@@ -41,22 +42,16 @@ from shardwright.errors import (
     WorkerLostError,
 )
 from shardwright.server.limits import Limits
+from shardwright.server.master.commands import Command, Disconnect, Halt, Log, Refuse, StartExecutor, StopExecutor
 from shardwright.server.master.events import (
-    Command,
     DaemonHeard,
     DaemonJoined,
     DaemonLeft,
-    Disconnect,
     ExecutorExited,
     ExecutorHeard,
     ExecutorJoined,
     ExecutorLeft,
-    Halt,
-    Log,
     MembersChanged,
-    Refuse,
-    StartExecutor,
-    StopExecutor,
 )
 from shardwright.server.master.nodes import Identity, Member, NodeRecord, Pulse
 from shardwright.server.master.roster import Roster

@@ -7,8 +7,8 @@ from __future__ import annotations
 
 from shardwright.errors import ResourceLimitError, SessionError
 from shardwright.server.master import cancels, session_ends
-from shardwright.server.master import events as ev
-from shardwright.server.master.events import Commands
+from shardwright.server.master import commands as do
+from shardwright.server.master.commands import Commands
 from shardwright.server.master.people import Person
 from shardwright.server.master.sessions import Session
 from shardwright.server.master.state import MasterState
@@ -31,7 +31,7 @@ def expire(state: MasterState, session: Session) -> Commands:
     if not text or _is_awaited(session) or (_has_steps(session) and not is_away):
         return []
     reason = SessionError(f"the session ended: {text}", remedy="connect again")
-    commands: Commands = [ev.Log(text=f"session {session.label} expired: {text}", session=session.session_id)]
+    commands: Commands = [do.Log(text=f"session {session.label} expired: {text}", session=session.session_id)]
     return commands + session_ends.end_session(state, session.session_id, reason, idle_s if is_away else 0.0)
 
 
@@ -58,7 +58,7 @@ def make_room(state: MasterState, person: Person) -> Commands:
         ),
     )
     why = f"the server was full, and the session had been idle for {state.now_s - least.last_seen_s:.0f} s"
-    commands: Commands = [ev.Log(text=f"session {least.label} gives way to a new one", session=least.session_id)]
+    commands: Commands = [do.Log(text=f"session {least.label} gives way to a new one", session=least.session_id)]
     return commands + session_ends.end_session(state, least.session_id, SessionError(why, remedy="connect again"))
 
 

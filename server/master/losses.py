@@ -7,8 +7,8 @@ from __future__ import annotations
 
 from shardwright.errors import ShardwrightError, WorkerLostError
 from shardwright.server.master import cancels, deaths, dispatch, loads, reruns, saves, snapshots
-from shardwright.server.master import events as ev
-from shardwright.server.master.events import Commands
+from shardwright.server.master import commands as do
+from shardwright.server.master.commands import Commands
 from shardwright.server.master.records import Pending
 from shardwright.server.master.session_records import StepOutcome
 from shardwright.server.master.sessions import Session
@@ -31,7 +31,7 @@ def take(state: MasterState) -> Commands:
         reruns.queue(session, again, state.now_s)
         for number, sequence in sorted(session.running.items()):
             item = pending[sequence]
-            assert isinstance(item.command, ev.RunOnWorkers)
+            assert isinstance(item.command, do.RunOnWorkers)
             session.finish(number, StepOutcome(error=_loss_of(state, session, item, loss)), item.command.step.kind)
         for executable in session.executables.values():
             executable.since_s = state.now_s
@@ -48,7 +48,7 @@ def take(state: MasterState) -> Commands:
 def _loss_of(state: MasterState, session: Session, item: Pending, loss: ShardwrightError) -> ShardwrightError:
     """The watchdog's verdict, or the loss with the stages that the lost node computed in a step of a pipeline."""
     command = item.command
-    assert isinstance(command, ev.RunOnWorkers)
+    assert isinstance(command, do.RunOnWorkers)
     if item.verdict is not None:
         return item.verdict
     if item.cancelled_s is not None:

@@ -22,6 +22,7 @@ from shardwright.server.master import (
     adoption,
     answers,
     cancels,
+    causes,
     client_requests,
     deaths,
     dispatch,
@@ -34,8 +35,9 @@ from shardwright.server.master import (
     transitions,
     watchdog,
 )
+from shardwright.server.master import commands as do
 from shardwright.server.master import events as ev
-from shardwright.server.master.events import Commands
+from shardwright.server.master.commands import Commands
 from shardwright.server.master.formation import Formation
 from shardwright.server.master.state import MasterState
 
@@ -44,11 +46,20 @@ def handle(state: MasterState, event: ev.Event, now_s: float) -> Commands:
     """Take in one event at time `now_s` (seconds, any origin, never backwards)."""
     state.now_s = state.statistics.now_s = now_s
     state.watchdog.clock.advance(now_s)
+    if isinstance(event, ev.ExecutorExited | ev.ExecutorLeft) and causes.is_unexplained(state, event):
+        return causes.hold_back(state, event)
+    commands = _take_in(state, event)
+    for late in causes.release(state) if state.held_back else ():
+        commands = commands + _take_in(state, late)
+    return commands
+
+
+def _take_in(state: MasterState, event: ev.Event) -> Commands:
     if isinstance(event, ev.ExecutorExited):
         return _executor_exited(state, event)
     formation_handler = _FORMATION_HANDLERS.get(type(event))
     if formation_handler is not None:
-        commands = transitions.follow_formation(state, formation_handler(state.formation, event, now_s))
+        commands = transitions.follow_formation(state, formation_handler(state.formation, event, state.now_s))
         return [*commands, snapshots.retain(state)] if isinstance(event, ev.DaemonJoined) else commands
     return _HANDLERS[type(event)](state, event)
 
@@ -93,7 +104,7 @@ def check_invariants(state: MasterState) -> None:
     running = {
         item.command.step.session_id: item
         for item in state.pending.values()
-        if isinstance(item.command, ev.RunOnWorkers)
+        if isinstance(item.command, do.RunOnWorkers)
     }
     for sequence, item in state.pending.items():
         assert item.waiting, "a broadcast that all have answered is not pending"

@@ -6,8 +6,9 @@ Arrays that were not kept are freed; steps in the queue never run. Functions on 
 from __future__ import annotations
 
 from shardwright.errors import AuthenticationError, SessionError
+from shardwright.server.master import commands as do
 from shardwright.server.master import events as ev
-from shardwright.server.master.events import Commands
+from shardwright.server.master.commands import Commands
 from shardwright.server.master.session_records import StepOutcome
 from shardwright.server.master.sessions import Session
 from shardwright.server.master.state import MasterState
@@ -25,7 +26,7 @@ def take_up(state: MasterState, session: Session, event: ev.SessionRequested) ->
     Refused without its id, a hash of its secret.
     """
     if event.session_id != session.session_id:
-        return [ev.Fail(call=event.call, error=_not_yours(session))]
+        return [do.Fail(call=event.call, error=_not_yours(session))]
     call = event.call
     over = SessionError(
         f"another client took up the session {session.name!r}",
@@ -33,16 +34,16 @@ def take_up(state: MasterState, session: Session, event: ev.SessionRequested) ->
     )
     commands: Commands = []
     if session.stream is not None:
-        commands.append(ev.EndStream(stream=session.stream, error=over))
+        commands.append(do.EndStream(stream=session.stream, error=over))
         session.stream = None
     if session.open_call is not None:
-        commands.append(ev.Fail(call=session.open_call, error=over))
+        commands.append(do.Fail(call=session.open_call, error=over))
         session.open_call = None
     for item in session.queue:
         if isinstance(item.request, ev.StepRequested):
             session.finish(item.request.number, StepOutcome(error=over))
         else:
-            commands.append(ev.Answer(call=item.request.call))
+            commands.append(do.Answer(call=item.request.call))
     session.queue.clear()
     session.cancelled.clear()
     session.last_seen_s = state.now_s
@@ -58,7 +59,7 @@ def take_up(state: MasterState, session: Session, event: ev.SessionRequested) ->
         return commands
     if dropped:
         commands += state.release_on_workers(session, dropped, None)
-    return [*commands, ev.Answer(call=call, value=session.session_id)]
+    return [*commands, do.Answer(call=call, value=session.session_id)]
 
 
 def _not_yours(session: Session) -> AuthenticationError:

@@ -14,6 +14,7 @@ from shardwright.protocol import log_messages
 from shardwright.server.access import Access
 from shardwright.server.handlers import abort_aio
 from shardwright.server.log_store import Query
+from shardwright.server.master import commands as do
 from shardwright.server.master import events as ev
 from shardwright.server.master.cancels import session_of
 from shardwright.server.master.sessions import unknown_session
@@ -43,7 +44,7 @@ class OperatorService(operators_pb2_grpc.OperatorsServicer):
             call = self._master.call(
                 lambda call: ev.StepsEnded(call=call, session_id=session_id, number=request.number, operator=operator)
             )
-            done: ev.Cancellation = await call.answer()
+            done: do.Cancellation = await call.answer()
         except ShardwrightError as error:
             await abort_aio(context, error)
         session = self._master.state.sessions.get(session_id)

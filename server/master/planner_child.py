@@ -27,7 +27,7 @@ from shardwright.plans.plan_text import plan_to_json
 from shardwright.processes import die_with_parent
 from shardwright.progress import PlanProgress, ProgressThrottle
 from shardwright.proto.v1 import master_pb2
-from shardwright.protocol import wire
+from shardwright.protocol import plan_messages, wire
 from shardwright.server.master.programs import unpack_program
 from shardwright.xla.messages import read_message, write_message
 
@@ -88,7 +88,7 @@ def _plan(
     signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})  # … but at the first one, when modules were loaded
     cluster: Cluster = pickle.loads(blobs[0])  # from our own parent, never from the network
     request = master_pb2.PlanProgramRequest.FromString(blobs[1])
-    options = wire.plan_options(request)
+    options = plan_messages.plan_options(request)
     clock = Clock(options.deadline_s, takes_first=request.first_plan, interruption=interruption)
     if request.in_background:
         os.nice(LOWEST_PRIORITY)
@@ -96,7 +96,7 @@ def _plan(
         cluster = cluster.part(request.first_device, request.device_count)
 
     def tell(report: PlanProgress) -> None:
-        write_message(replies, {"kind": "progress"}, [wire.plan_progress_to_proto(report).SerializeToString()])
+        write_message(replies, {"kind": "progress"}, [plan_messages.plan_progress_to_proto(report).SerializeToString()])
 
     progress = ProgressThrottle(tell)
     result = plan(unpack_program(blobs[2]), cluster, options, progress=progress, clock=clock)

@@ -19,6 +19,7 @@ Functions on `MasterState`.
 from __future__ import annotations
 
 from shardwright.errors import ShardwrightError
+from shardwright.server.master import commands as do
 from shardwright.server.master import events as ev
 from shardwright.server.master.records import Charge, Quarantine, Suspect
 from shardwright.server.master.sessions import Session
@@ -53,7 +54,7 @@ def may_run(state: MasterState, session: Session, step: ev.StepRequested) -> boo
     quarantine = state.quarantine
     if not quarantine.records:
         return True
-    running = [item.command.step for item in state.pending.values() if isinstance(item.command, ev.RunOnWorkers)]
+    running = [item.command.step for item in state.pending.values() if isinstance(item.command, do.RunOnWorkers)]
     if _is_on_trial(quarantine, step):
         quarantine.next_trial = (session.session_id, step.number) if running else None
         return not running
@@ -103,12 +104,12 @@ def forget(state: MasterState, session_id: str) -> None:
     quarantine.stopped = {each: it for each, it in quarantine.stopped.items() if each.session_id != session_id}
 
 
-def charge_of(command: ev.ToWorkers) -> Charge | None:
+def charge_of(command: do.ToWorkers) -> Charge | None:
     """What a command would be guilty as; None: it is none of a user's."""
     match command:
-        case ev.RunOnWorkers(step=step):
+        case do.RunOnWorkers(step=step):
             return Charge(suspect_of(step), _words_of(step), step.number)
-        case ev.LoadOnWorkers(session_id=session_id, program=program):
+        case do.LoadOnWorkers(session_id=session_id, program=program):
             return Charge(Suspect(session_id, "load", program.plan_id), f"the load of plan {program.plan_id[:12]}")
         case _:
             return None

@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from shardwright.errors import ServerDrainingError, ShardwrightError
+from shardwright.server.master import commands as do
 from shardwright.server.master import events as ev
 from shardwright.server.tuning import CLEARING_SUCCESSES, LONGEST_PAUSE_S
 
@@ -19,7 +20,7 @@ class Pending:
     wait. verdict: the error that the watchdog gave the command.
     """
 
-    command: ev.ToWorkers
+    command: do.ToWorkers
     waiting: set[int]
     sent_s: float
     limit_s: float
@@ -94,6 +95,14 @@ class Adoption:
     source: int | None = None
     top: int = 0
     is_reporting: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class HeldBack:
+    """An end that another one may explain. until_s: when it is taken in without."""
+
+    event: ev.ExecutorExited | ev.ExecutorLeft
+    until_s: float
 
 
 @dataclass(frozen=True, slots=True)

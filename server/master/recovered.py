@@ -13,9 +13,10 @@ from __future__ import annotations
 
 from shardwright.errors import WorkerLostError
 from shardwright.proto.v1 import master_pb2
+from shardwright.server.master import commands as do
 from shardwright.server.master import dispatch, teams
 from shardwright.server.master import events as ev
-from shardwright.server.master.events import Commands
+from shardwright.server.master.commands import Commands
 from shardwright.server.master.records import Adoption
 from shardwright.server.master.session_records import Executable, Snapshots
 from shardwright.server.master.sessions import Session
@@ -70,7 +71,7 @@ def restore(state: MasterState, stored: StoredState, now_s: float) -> Commands:
             is_unreported=True,
             awaits_number=True,
         )
-        end = ev.SnapshotEnded(number=row.snapshot, kept_bytes=row.snapshot_bytes)
+        end = do.SnapshotEnded(number=row.snapshot, kept_bytes=row.snapshot_bytes)
         session.snapshots = Snapshots(
             complete=row.snapshot,
             named=row.snapshot,
@@ -87,7 +88,7 @@ def restore(state: MasterState, stored: StoredState, now_s: float) -> Commands:
     state.recovered_sessions = len(stored.sessions)
     state.lost = dict(stored.lost)
     state.lost_names = {name: session_id for session_id, name in stored.lost_names.items() if name}
-    return [] if is_same_team or not stored.team else [ev.Log(text=_TEAM_IS_GONE, is_warning=True)]
+    return [] if is_same_team or not stored.team else [do.Log(text=_TEAM_IS_GONE, is_warning=True)]
 
 
 def advance_adoption(state: MasterState) -> Commands:
@@ -109,12 +110,12 @@ def advance_adoption(state: MasterState) -> Commands:
     adoption.source = max(received, key=received.__getitem__)
     connection = formation.nodes[adoption.source].executor_connection
     assert connection is not None
-    return [ev.AskForRecent(connection=connection, after=bottom)]
+    return [do.AskForRecent(connection=connection, after=bottom)]
 
 
 def ask_for_reports(state: MasterState, adoption: Adoption) -> Commands:
     adoption.is_reporting = True
-    return state.broadcast(lambda sequence: ev.ReportOnWorkers(sequence=sequence))
+    return state.broadcast(lambda sequence: do.ReportOnWorkers(sequence=sequence))
 
 
 def lose(state: MasterState) -> Commands:
@@ -158,7 +159,7 @@ def greet(state: MasterState, session: Session, stream: int) -> Commands:
         commands += state.release_on_workers(session, lost, loss)
     is_told = session.snapshots.is_told or state.formation.roster is not None
     if is_told and not session.is_loss_told:
-        commands.append(ev.Notice(stream=stream, lost=loss))
+        commands.append(do.Notice(stream=stream, lost=loss))
     session.is_loss_told = True
     return commands
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 
 from shardwright.errors import ShardwrightError
+from shardwright.server.master import commands as do
 from shardwright.server.master import events as ev
 from shardwright.server.master import quarantine
 from shardwright.server.master.records import Pending
@@ -24,7 +25,7 @@ def list_steps(session: Session, pending: Mapping[int, Pending]) -> list[ev.Step
     there: set[int] = set()
     for _, sequence in sorted(session.running.items()):
         item = pending[sequence]
-        assert isinstance(item.command, ev.RunOnWorkers)
+        assert isinstance(item.command, do.RunOnWorkers)
         step = item.command.step
         comes = there.union(_inline(step), step.resendable)
         if _may_repeat(step) and _is_blameless(item) and comes.issuperset(step.arguments):
@@ -61,13 +62,13 @@ def refusal(state: MasterState, session: Session, item: QueuedRequest) -> Shardw
     return None if is_stopped or step.executable_id in session.executables else state.formation.last_loss
 
 
-def ask_for_arrays(session: Session) -> list[ev.Notice]:
+def ask_for_arrays(session: Session) -> list[do.Notice]:
     """Of a session that is open: what its client is to write again."""
     steps = [item.request for item in session.queue if isinstance(item.request, ev.StepRequested)]
     lost = {array_id for step in steps for array_id in step.resendable if array_id not in session.arrays}
     if session.stream is None or not lost:
         return []
-    return [ev.Notice(stream=session.stream, resend=tuple(sorted(lost)))]
+    return [do.Notice(stream=session.stream, resend=tuple(sorted(lost)))]
 
 
 def _may_repeat(step: ev.StepRequested) -> bool:

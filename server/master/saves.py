@@ -21,35 +21,36 @@ from shardwright.errors import (
     ShardwrightError,
     WorkerLostError,
 )
+from shardwright.server.master import commands as do
 from shardwright.server.master import events as ev
-from shardwright.server.master.events import Commands
+from shardwright.server.master.commands import Commands
 from shardwright.server.master.records import Pending
 from shardwright.server.master.session_records import Save
 from shardwright.server.master.sessions import Session
 from shardwright.server.master.state import MasterState
 
 
-def is_file_work(command: ev.ToWorkers) -> bool:
+def is_file_work(command: do.ToWorkers) -> bool:
     """Whether it has no waits between workers: after one fails, the others end by themselves."""
-    if isinstance(command, ev.RunOnWorkers):
+    if isinstance(command, do.RunOnWorkers):
         step = command.step
         return step.files is not None or step.snapshot is not None or step.batch is not None
-    return isinstance(command, ev.WriteOnWorkers | ev.FinishOnWorkers | ev.StoreOnWorkers)
+    return isinstance(command, do.WriteOnWorkers | do.FinishOnWorkers | do.StoreOnWorkers)
 
 
 def wait_requested(state: MasterState, event: ev.SaveAwaited) -> Commands:
     session = state.sessions.get(event.session_id)
     if session is None:
         gone = SessionError("the session is closed, and its saves with it", remedy="open a new session")
-        return [ev.Fail(call=event.call, error=gone)]
+        return [do.Fail(call=event.call, error=gone)]
     session.last_seen_s = state.now_s
     save = session.saves.get(event.number)
     if save is None and event.number < session.first_number:
         cut_off = f"the save of step {event.number} was cut off: the servers were started again"
-        return [ev.Fail(call=event.call, error=WorkerLostError(cut_off, remedy="save again"))]
+        return [do.Fail(call=event.call, error=WorkerLostError(cut_off, remedy="save again"))]
     if save is None:
         unknown = CheckpointError(f"step {event.number} is no save, or one of long ago")
-        return [ev.Fail(call=event.call, error=unknown)]
+        return [do.Fail(call=event.call, error=unknown)]
     if save.is_done:
         return [save.answer(event.call)]
     save.calls.append(event.call)
@@ -58,7 +59,7 @@ def wait_requested(state: MasterState, event: ev.SaveAwaited) -> Commands:
 
 def finish_copy(state: MasterState, session: Session, item: Pending) -> Commands:
     """All nodes have answered the step of a save."""
-    assert isinstance(item.command, ev.RunOnWorkers)
+    assert isinstance(item.command, do.RunOnWorkers)
     save = session.saves[item.command.step.number]
     if save.is_done:
         return []  # it took too long
@@ -67,13 +68,13 @@ def finish_copy(state: MasterState, session: Session, item: Pending) -> Commands
         return _finish(state, session, save)
     save.phase = "writing"
     return state.broadcast(
-        lambda sequence: ev.WriteOnWorkers(sequence=sequence, session_id=session.session_id, number=save.number)
+        lambda sequence: do.WriteOnWorkers(sequence=sequence, session_id=session.session_id, number=save.number)
     )
 
 
 def finish_write(state: MasterState, item: Pending) -> Commands:
     """All nodes have written, or said why not."""
-    assert isinstance(item.command, ev.WriteOnWorkers)
+    assert isinstance(item.command, do.WriteOnWorkers)
     session = state.sessions.get(item.command.session_id)
     if session is None or session.saves[item.command.number].is_done:
         return []
@@ -86,7 +87,7 @@ def finish_write(state: MasterState, item: Pending) -> Commands:
 
 def finish_commit(state: MasterState, item: Pending) -> Commands:
     """The checkpoint is there, or what there was of it is gone."""
-    assert isinstance(item.command, ev.FinishOnWorkers)
+    assert isinstance(item.command, do.FinishOnWorkers)
     session = state.sessions.get(item.command.session_id)
     if session is None or session.saves[item.command.number].is_done:
         return []
@@ -120,7 +121,7 @@ def check_invariants(state: MasterState, session: Session) -> None:
     if save.phase == "copying":
         assert save.number in session.running
         return
-    kind = ev.WriteOnWorkers if save.phase == "writing" else ev.FinishOnWorkers
+    kind = do.WriteOnWorkers if save.phase == "writing" else do.FinishOnWorkers
     orders = [item.command for item in state.pending.values()]
     mine = [order for order in orders if isinstance(order, kind) and order.session_id == session.session_id]
     assert any(order.number == save.number for order in mine)
@@ -132,7 +133,7 @@ def _finish(state: MasterState, session: Session, save: Save) -> Commands:
         return _abandon(state, session, save)
     save.phase = "committing"
     return state.broadcast(
-        lambda sequence: ev.FinishOnWorkers(
+        lambda sequence: do.FinishOnWorkers(
             sequence=sequence, session_id=session.session_id, number=save.number, is_commit=True
         )
     )
@@ -140,7 +141,7 @@ def _finish(state: MasterState, session: Session, save: Save) -> Commands:
 
 def _abandon(state: MasterState, session: Session, save: Save) -> Commands:
     return state.broadcast(
-        lambda sequence: ev.FinishOnWorkers(
+        lambda sequence: do.FinishOnWorkers(
             sequence=sequence, session_id=session.session_id, number=save.number, is_commit=False
         )
     )

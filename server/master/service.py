@@ -13,6 +13,7 @@ from typing import Any
 import grpc
 
 from shardwright.clusters.access_tokens import Caller
+from shardwright.cost.profiles import hardware_profile
 from shardwright.errors import (
     ArrayError,
     AuthenticationError,
@@ -24,19 +25,21 @@ from shardwright.errors import (
 )
 from shardwright.log_lines import SESSION_DIGITS, about, fields
 from shardwright.proto.v1 import master_pb2, master_pb2_grpc
-from shardwright.protocol import wire
+from shardwright.protocol import plan_messages, wire
 from shardwright.protocol.session_secrets import MAX_NAME, id_of, is_name, named_secret, new_salt, new_secret
 from shardwright.server.access import Access, token_of
 from shardwright.server.black_box import dataset_key
 from shardwright.server.handlers import abort_aio
+from shardwright.server.master import commands as do
 from shardwright.server.master import drain, named, recovered, status, teams
 from shardwright.server.master import events as ev
 from shardwright.server.master.content_store import PlanRecord
 from shardwright.server.master.executables import dump_texts, load_result
 from shardwright.server.master.operator_service import find_session_id, operator_of
+from shardwright.server.master.outlets import OutgoingStream
 from shardwright.server.master.programs import IncomingProgram, StoredProgram
 from shardwright.server.master.sessions import Session, unknown_session
-from shardwright.server.master.shell import Master, OutgoingStream
+from shardwright.server.master.shell import Master
 from shardwright.server.tuning import PROGRESS_S
 from shardwright.server.versions import jax_version, shardwright_version
 from shardwright.tuning import CHUNK_BYTES
@@ -101,6 +104,7 @@ class MasterService(master_pb2_grpc.MasterServicer):
         limits, cluster, how = master.limits, master.cluster, "opened" if known is None else "taken up"
         text, about_it = "session %s %s by %s, client %s", fields(session=session.session_id)
         _log.info(text, session.label, how, context.peer(), request.client_version[:40], extra=about_it)
+        profile = hardware_profile(cluster.hardware)
         reply = master_pb2.OpenSessionReply(
             session_id=session.session_id,
             session_secret=secret,
@@ -114,6 +118,8 @@ class MasterService(master_pb2_grpc.MasterServicer):
             grace_s=limits.grace_s,
             read_back_bytes=limits.read_back_bytes,
             is_elastic=cluster.is_elastic,
+            compute_capability=profile.compute_capability,
+            cudnn_version=profile.cudnn_version,
         )
         if known is not None:
             _describe_taken_up(session, reply)
@@ -181,7 +187,7 @@ class MasterService(master_pb2_grpc.MasterServicer):
     async def PlanProgram(self, request: master_pb2.PlanProgramRequest, context: Context) -> None:
         self._require_session(request.session_id)
         program = self._master.programs.get(request.session_id, request.program_id)
-        wire.plan_options(request)  # refuse wrong options before a planner is asked
+        plan_messages.plan_options(request)  # refuse wrong options before a planner is asked
         team = self._master.state.team
         plan_id = _plan_id(request, team)
         record = self._master.plans.hold(request.session_id, plan_id)
@@ -255,7 +261,7 @@ class MasterService(master_pb2_grpc.MasterServicer):
                 done, _ = await asyncio.wait([waiting], timeout=PROGRESS_S)
                 if done:
                     command = waiting.result()
-                    if isinstance(command, ev.Answer):
+                    if isinstance(command, do.Answer):
                         is_answered = True
                         break
                     phase, waiting = command.phase, asyncio.ensure_future(call.next())
@@ -337,7 +343,7 @@ class MasterService(master_pb2_grpc.MasterServicer):
         call = self._master.call(
             lambda number: ev.StepsCancelled(call=number, session_id=request.session_id, numbers=tuple(request.numbers))
         )
-        done: ev.Cancellation = await call.answer()
+        done: do.Cancellation = await call.answer()
         return master_pb2.CancelStepsReply(cancelled=done.cancelled, running=done.running)
 
     @_with_typed_errors

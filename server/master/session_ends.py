@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from shardwright.errors import ShardwrightError
 from shardwright.server.master import cancels, loads, quarantine, saves, snapshots
+from shardwright.server.master import commands as do
 from shardwright.server.master import events as ev
-from shardwright.server.master.events import Commands
+from shardwright.server.master.commands import Commands
 from shardwright.server.master.state import MasterState
 
 
@@ -20,17 +21,17 @@ def end_session(state: MasterState, session_id: str, reason: ShardwrightError, a
     calls = [call for executable in session.executables.values() for call in executable.waiting_calls]
     calls += [session.open_call] if session.open_call is not None else []
     calls += [item.request.call for item in session.queue if isinstance(item.request, ev.ReleaseRequested)]
-    commands: Commands = [ev.Fail(call=call, error=reason) for call in calls]
+    commands: Commands = [do.Fail(call=call, error=reason) for call in calls]
     compiling = [plan_id for plan_id, load in session.executables.items() if load.state == "compiling"]
     commands += loads.cancel_compiles(state, compiling) + saves.lose(session, reason, state.now_s)
     if session.stream is not None:
-        commands.append(ev.EndStream(stream=session.stream, error=reason))
+        commands.append(do.EndStream(stream=session.stream, error=reason))
     for sequence in session.running.values():
         cancels.cancel_running(state, sequence, before_s=away_s)
-    if session.is_open or state.is_pending(ev.OpenOnWorkers, session_id):
-        commands += state.broadcast(lambda sequence: ev.CloseOnWorkers(sequence=sequence, session_id=session_id))
-    return [*commands, ev.SessionEnded(session_id=session_id), snapshots.retain(state)]
+    if session.is_open or state.is_pending(do.OpenOnWorkers, session_id):
+        commands += state.broadcast(lambda sequence: do.CloseOnWorkers(sequence=sequence, session_id=session_id))
+    return [*commands, do.SessionEnded(session_id=session_id), snapshots.retain(state)]
 
 
-def _kind(command: ev.ToWorkers) -> str:
-    return command.step.kind if isinstance(command, ev.RunOnWorkers) else "step"
+def _kind(command: do.ToWorkers) -> str:
+    return command.step.kind if isinstance(command, do.RunOnWorkers) else "step"

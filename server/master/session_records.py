@@ -5,8 +5,10 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from shardwright.errors import ShardwrightError
+from shardwright.server.master import commands as do
 from shardwright.server.master import events as ev
-from shardwright.server.master.events import Commands, ProgramInfo, ReleaseRequested, StepRequested
+from shardwright.server.master.commands import Commands
+from shardwright.server.master.events import ProgramInfo, ReleaseRequested, StepRequested
 from shardwright.server.master.statistics import Work, result_of
 
 
@@ -74,10 +76,10 @@ class Save:
         calls, self.calls = self.calls, []
         return [self.answer(call) for call in calls]
 
-    def answer(self, call: int) -> ev.Command:
+    def answer(self, call: int) -> do.Command:
         if self.error is not None:
-            return ev.Fail(call=call, error=self.error)
-        return ev.Answer(call=call, value=(self.written_bytes, self.save_s))
+            return do.Fail(call=call, error=self.error)
+        return do.Answer(call=call, value=(self.written_bytes, self.save_s))
 
 
 @dataclass(slots=True)
@@ -94,11 +96,11 @@ class Snapshots:
     complete: int = 0
     named: int = 0
     protection: ev.Protection | None = field(default_factory=ev.Protection)
-    unnamed_end: ev.SnapshotEnded | None = None
+    unnamed_end: do.SnapshotEnded | None = None
     kept_bytes: int = 0
     stored_since_s: float = 0.0
     completed_s: float = -1.0
-    last_end: ev.SnapshotEnded | None = None
+    last_end: do.SnapshotEnded | None = None
     is_told: bool = False
     kept: ev.Kept | None = None
     copied_kept: dict[int, ev.Kept | None] = field(default_factory=dict)

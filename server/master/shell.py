@@ -1,16 +1,15 @@
 """The master's shell: brings events to the state machine and carries out its commands.
 
 Everything here runs on one asyncio loop. gRPC handlers (`service.py`) hold
-`Call`s and `OutgoingStream`s; commands reach them by number.
+`Call`s and `OutgoingStream`s (`outlets.py`); commands reach them by number.
 """
 
 from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable, Collection, Iterable, Iterator
+from collections.abc import Awaitable, Callable, Iterable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
 from functools import partial
 from typing import Any, TypeVar
 
@@ -23,19 +22,22 @@ from shardwright.server.free_memory import FreeMemory
 from shardwright.server.limits import Limits
 from shardwright.server.log_store import LogStore, RecentLines
 from shardwright.server.logs import LogWriter
+from shardwright.server.master import commands as do
 from shardwright.server.master import events as ev
 from shardwright.server.master import machine, recovered, watchdog
 from shardwright.server.master.content_store import ContentStore, PlanRecord
-from shardwright.server.master.executables import compile_program, holders_of_snapshots, load_messages, peers_of
+from shardwright.server.master.executables import compile_program
 from shardwright.server.master.figures import Figures
 from shardwright.server.master.ledger import Contents, Ledger
 from shardwright.server.master.nodes import Identity, Member
+from shardwright.server.master.outlets import Call, OutgoingStream
 from shardwright.server.master.planning import FairQueue, PlannerPool, core_count
 from shardwright.server.master.programs import StoredProgram
 from shardwright.server.master.roster import Roster, elasticity_of
 from shardwright.server.master.state import MasterState
 from shardwright.server.master.store import StateStore, StoredState
 from shardwright.server.master.teams import cluster_changed_error
+from shardwright.server.master.worker_messages import orders_of
 from shardwright.server.tuning import TICK_S
 from shardwright.server.versions import jax_version, shardwright_version
 from shardwright.xla import Cancellation, CompileService
@@ -43,57 +45,6 @@ from shardwright.xla import Cancellation, CompileService
 T = TypeVar("T")
 
 _log = logging.getLogger("shardwright.server")
-
-
-class OutgoingStream:
-    """Messages on their way to one peer, written in order by its gRPC handler."""
-
-    def __init__(self) -> None:
-        self._queue: asyncio.Queue[Any] = asyncio.Queue()
-
-    def put(self, message: Any) -> None:
-        self._queue.put_nowait(message)
-
-    def end(self, error: ShardwrightError | None = None) -> None:
-        """No more messages; the handler ends the stream with `error`, where given."""
-        self._queue.put_nowait(_EndOfStream(error))
-
-    async def get(self) -> Any:
-        """The next message, or None at the end; raises the error the stream is to end with."""
-        message = await self._queue.get()
-        if isinstance(message, _EndOfStream):
-            if message.error is not None:
-                raise message.error
-            return None
-        return message
-
-
-@dataclass(frozen=True, slots=True)
-class _EndOfStream:
-    error: ShardwrightError | None
-
-
-class Call:
-    """A call that waits for the state machine: phases, then a value or an error."""
-
-    def __init__(self, number: int) -> None:
-        self.number = number
-        self._queue: asyncio.Queue[ev.Progress | ev.Answer | ev.Fail] = asyncio.Queue()
-
-    def put(self, command: ev.Progress | ev.Answer | ev.Fail) -> None:
-        self._queue.put_nowait(command)
-
-    async def next(self) -> ev.Progress | ev.Answer:
-        """The next phase, or the answer; raises the error the call failed with."""
-        command = await self._queue.get()
-        if isinstance(command, ev.Fail):
-            raise command.error
-        return command
-
-    async def answer(self) -> Any:
-        while isinstance(command := await self.next(), ev.Progress):
-            pass
-        return command.value
 
 
 class Master:
@@ -136,7 +87,7 @@ class Master:
             person_of=self._person_of,
         )
         self.freed = FreeMemory()
-        self.halted: asyncio.Future[ev.Halt] = loop.create_future()
+        self.halted: asyncio.Future[do.Halt] = loop.create_future()
         self.drained: asyncio.Future[None] = loop.create_future()
         self.on_ready: Callable[[bool], None] = lambda is_ready: None
         members = _members_of(cluster)
@@ -190,7 +141,7 @@ class Master:
                     self._compiled[plan_id] = session.executables[plan_id].program = compiled
                     session.executables[plan_id].state = "loading"
                 elif plan_id in contents.plans:
-                    self._compile(ev.Compile(plan_id=plan_id, session_id=session.session_id))
+                    self._compile(do.Compile(plan_id=plan_id, session_id=session.session_id))
                 else:
                     del session.executables[plan_id]
         assert self.ledger is not None
@@ -270,7 +221,7 @@ class Master:
             else:
                 outlet.end(stopping)
         for number in list(self._calls):
-            self._to_call(ev.Fail(call=number, error=stopping))
+            self._to_call(do.Fail(call=number, error=stopping))
         for task in self._tasks:
             task.cancel()
         for cancellation in self._compilations.values():
@@ -318,7 +269,7 @@ class Master:
         if (self.state.formation.phase == "ready") != self._was_ready:
             self._tell_health()
 
-    def _carry_out(self, commands: Iterable[ev.Command]) -> None:
+    def _carry_out(self, commands: Iterable[do.Command]) -> None:
         for command in commands:
             act = partial(_COMMAND_HANDLERS[type(command)], self, command)
             if self.ledger is not None and _must_be_stored(command):
@@ -333,85 +284,33 @@ class Master:
             self._was_ready = is_ready
             self.on_ready(is_ready)
 
-    def _to_workers(self, *messages: worker_pb2.ExecutorCommand, nodes: Collection[int] | None = None) -> None:
-        """To all executors, or those of some nodes."""
-        for message in messages:
+    def _order(self, command: do.ToWorkers | do.AbortOnWorkers) -> None:
+        """Tell executors."""
+        for message, nodes in orders_of(command, self.state.formation):
             if message.sequence:
                 message.known = self.state.known
-        for connection, node in self.state.formation.connections.items():
-            outlet = self._outlets.get(connection)
-            if outlet is not None and (nodes is None or node in nodes):
-                for message in messages:
-                    outlet.put(message)
+            for connection, node in self.state.formation.connections.items():
+                if nodes is None or node in nodes:
+                    self._to_peer(connection, message)
 
-    def _run_on_workers(self, command: ev.RunOnWorkers) -> None:
-        message = worker_pb2.ExecutorCommand(sequence=command.sequence)
-        message.run.step.CopyFrom(command.step.payload)
-        if command.step.moved_bytes is not None:
-            message.run.peers.extend(peers_of(self.state.formation))
-        if command.step.snapshot is not None:
-            message.run.peers.extend(holders_of_snapshots(self.state.formation))
-        self._to_workers(message)
-
-    def _open_on_workers(self, command: ev.OpenOnWorkers) -> None:
-        order = worker_pb2.OpenWorkerSession(session_id=command.session_id)
-        for key, error in command.refused:
-            order.refused_datasets.add(key=key, error=wire.error_to_proto(error))
-        self._to_workers(worker_pb2.ExecutorCommand(sequence=command.sequence, open=order))
-
-    def _close_on_workers(self, command: ev.CloseOnWorkers) -> None:
-        order = worker_pb2.CloseWorkerSession(session_id=command.session_id)
-        self._to_workers(worker_pb2.ExecutorCommand(sequence=command.sequence, close=order))
-
-    def _unload_on_workers(self, command: ev.UnloadOnWorkers) -> None:
-        order = worker_pb2.UnloadProgram(session_id=command.session_id, executable_id=command.executable_id)
-        self._to_workers(worker_pb2.ExecutorCommand(sequence=command.sequence, unload=order))
-
-    def _write_on_workers(self, command: ev.WriteOnWorkers) -> None:
-        order = worker_pb2.WriteCheckpoint(session_id=command.session_id, number=command.number)
-        self._to_workers(worker_pb2.ExecutorCommand(sequence=command.sequence, write_checkpoint=order))
-
-    def _finish_on_workers(self, command: ev.FinishOnWorkers) -> None:
-        order = worker_pb2.FinishCheckpoint(
-            session_id=command.session_id, number=command.number, is_commit=command.is_commit
-        )
-        self._to_workers(worker_pb2.ExecutorCommand(sequence=command.sequence, finish_checkpoint=order))
-
-    def _store_on_workers(self, command: ev.StoreOnWorkers) -> None:
-        order = worker_pb2.StoreSnapshot(
-            session_id=command.session_id,
-            number=command.number,
-            peers=peers_of(self.state.formation),
-            order=worker_pb2.SnapshotOrder(
-                generation=self.state.formation.generation,
-                sequence=command.sequence,
-                keep=command.keep or (),
-                keeps_all=command.keep is None,
-            ),
-        )
-        self._to_workers(worker_pb2.ExecutorCommand(sequence=command.sequence, store_snapshot=order))
-
-    def _report_on_workers(self, command: ev.ReportOnWorkers) -> None:
-        self._to_workers(worker_pb2.ExecutorCommand(sequence=command.sequence, report=worker_pb2.Report()))
-
-    def _ask_for_recent(self, command: ev.AskForRecent) -> None:
+    def _ask_for_recent(self, command: do.AskForRecent) -> None:
         order = worker_pb2.SendRecent(after=command.after)
         self._to_peer(command.connection, worker_pb2.ExecutorCommand(send_recent=order))
 
-    def _redeliver(self, command: ev.Redeliver) -> None:
+    def _redeliver(self, command: do.Redeliver) -> None:
         for each in command.commands:
             message = each.payload
             if each.is_load:
                 message = worker_pb2.ExecutorCommand(sequence=each.sequence, skip=worker_pb2.SkipCommand())
             self._to_peer(command.connection, message)
 
-    def _name_snapshot(self, command: ev.NameSnapshot) -> None:
+    def _name_snapshot(self, command: do.NameSnapshot) -> None:
         if self.ledger is None:
             self.handle_event(ev.SnapshotNamed(session_id=command.session_id, number=command.number))
         else:
             self.ledger.write()
 
-    def _retain_on_daemons(self, command: ev.RetainOnDaemons) -> None:
+    def _retain_on_daemons(self, command: do.RetainOnDaemons) -> None:
         sessions = command.sessions if self.ledger is None else self.ledger.with_ended(command.sessions)
         retain = worker_pb2.RetainSnapshots(
             sessions=[worker_pb2.KeptSession(session_id=name, number=number) for name, number in sessions],
@@ -423,21 +322,7 @@ class Master:
             if record.daemon is not None:
                 self._to_peer(record.daemon, message)
 
-    def _abort_on_workers(self, command: ev.AbortOnWorkers) -> None:
-        order = worker_pb2.AbortStep(sequence=command.sequence, error=wire.error_to_proto(command.error))
-        self._to_workers(worker_pb2.ExecutorCommand(abort=order), nodes=command.nodes)
-
-    def _release_on_workers(self, command: ev.ReleaseOnWorkers) -> None:
-        order = worker_pb2.ReleaseWorkerArrays(session_id=command.session_id, array_ids=command.array_ids)
-        if command.error is not None:
-            order.error.CopyFrom(wire.error_to_proto(command.error))
-        self._to_workers(worker_pb2.ExecutorCommand(sequence=command.sequence, release=order))
-
-    def _load_on_workers(self, command: ev.LoadOnWorkers) -> None:
-        for order in load_messages(command, self.state.formation):
-            self._to_workers(order.message, nodes=order.nodes)
-
-    def _start_executor(self, command: ev.StartExecutor) -> None:
+    def _start_executor(self, command: do.StartExecutor) -> None:
         start = worker_pb2.StartExecutor(
             generation=command.generation,
             coordinator_address=command.coordinator_address,
@@ -448,7 +333,7 @@ class Master:
         )
         self._to_peer(command.connection, worker_pb2.SupervisorCommand(start=start))
 
-    def _stop_executor(self, command: ev.StopExecutor) -> None:
+    def _stop_executor(self, command: do.StopExecutor) -> None:
         stop = worker_pb2.StopExecutor(generation=command.generation)
         self._to_peer(command.connection, worker_pb2.SupervisorCommand(stop=stop))
 
@@ -456,22 +341,22 @@ class Master:
         if number in self._outlets:
             self._outlets[number].put(message)
 
-    def _end_outgoing(self, command: ev.Refuse | ev.EndStream) -> None:
-        number = command.connection if isinstance(command, ev.Refuse) else command.stream
+    def _end_outgoing(self, command: do.Refuse | do.EndStream) -> None:
+        number = command.connection if isinstance(command, do.Refuse) else command.stream
         if number in self._outlets:
             self._outlets[number].end(command.error)
 
-    def _disconnect(self, command: ev.Disconnect) -> None:
+    def _disconnect(self, command: do.Disconnect) -> None:
         if command.connection in self._outlets:
             self._outlets[command.connection].end()
 
-    def _to_call(self, command: ev.Progress | ev.Answer | ev.Fail) -> None:
+    def _to_call(self, command: do.Progress | do.Answer | do.Fail) -> None:
         if command.call in self._calls:
             self._calls[command.call].put(command)
-            if not isinstance(command, ev.Progress):
+            if not isinstance(command, do.Progress):
                 del self._calls[command.call]
 
-    def _send_notice(self, command: ev.Notice) -> None:
+    def _send_notice(self, command: do.Notice) -> None:
         reply = master_pb2.RunStepsReply(waiting_for=command.text, resend=command.resend)
         if command.lost is not None:
             reply.lost.CopyFrom(wire.error_to_proto(command.lost))
@@ -483,16 +368,16 @@ class Master:
                 reply.snapshot.error.CopyFrom(wire.error_to_proto(end.error))
         self._to_peer(command.stream, reply)
 
-    def _send_drain_notice(self, command: ev.DrainNotice) -> None:
+    def _send_drain_notice(self, command: do.DrainNotice) -> None:
         is_over = not command.reason
         notice = master_pb2.DrainNotice(reason=command.reason, left_s=command.left_s, is_over=is_over)
         self._to_peer(command.stream, master_pb2.RunStepsReply(drain=notice))
 
-    def _drain_began(self, command: ev.DrainBegan) -> None:
+    def _drain_began(self, command: do.DrainBegan) -> None:
         for outlet in self._plannings:
             outlet.end(command.error)
 
-    def _drained(self, command: ev.Drained) -> None:
+    def _drained(self, command: do.Drained) -> None:
         if command.nodes is None:
             if not self.drained.done():
                 self.drained.set_result(None)
@@ -504,7 +389,7 @@ class Master:
                     daemon, worker_pb2.SupervisorCommand(shutdown=worker_pb2.Shutdown(reason="it has drained"))
                 )
 
-    def _reply_step(self, command: ev.ReplyStep) -> None:
+    def _reply_step(self, command: do.ReplyStep) -> None:
         reply = master_pb2.RunStepsReply(
             number=command.number,
             values=command.values,
@@ -517,13 +402,13 @@ class Master:
             self._log_failure(command, command.error)
         self._to_peer(command.stream, reply)
 
-    def _log_failure(self, command: ev.ReplyStep, error: ShardwrightError) -> None:
+    def _log_failure(self, command: do.ReplyStep, error: ShardwrightError) -> None:
         sessions = self.state.sessions.values()
         session = next((other.session_id for other in sessions if other.stream == command.stream), "")
         about_it = fields(session=session, step=command.number)
         _log.info("step %d of session %s failed: %s", command.number, session[:8], error.message, extra=about_it)
 
-    def _session_ended(self, command: ev.SessionEnded) -> None:
+    def _session_ended(self, command: do.SessionEnded) -> None:
         ended = SessionError("the session ended", remedy="open a new session")
         for outlet, session_id in self._plannings.items():
             if session_id == command.session_id:
@@ -540,13 +425,20 @@ class Master:
     def _forget_unheld(self) -> None:
         self._compiled = {plan_id: facts for plan_id, facts in self._compiled.items() if self.plans.is_held(plan_id)}
 
-    def _log_line(self, command: ev.Log) -> None:
+    def _log_line(self, command: do.Log) -> None:
         if not self.is_closing:  # that workers leave is no news then
             level = logging.WARNING if command.is_warning else logging.INFO
             about_it = {"session": command.session, "step": command.step} if command.session else {}
             _log.log(level, "%s", command.text, extra=fields(**about_it))
 
-    def _halt(self, command: ev.Halt) -> None:
+    def _look_again(self, command: do.LookAgain) -> None:
+        def look() -> None:
+            if not self.is_closing:
+                self.handle_event(ev.Tick())
+
+        self._loop.call_later(command.delay_s, look)
+
+    def _halt(self, command: do.Halt) -> None:
         if not self.halted.done():
             self.halted.set_result(command)
 
@@ -558,7 +450,7 @@ class Master:
             raise PlanError(f"the plan {plan_id[:12]} is not loaded", remedy="load it first")
         return self._compiled[plan_id]
 
-    def _compile(self, command: ev.Compile) -> None:
+    def _compile(self, command: do.Compile) -> None:
         if command.plan_id in self._compilations:
             return
         cancellation = self._compilations[command.plan_id] = Cancellation()
@@ -566,12 +458,12 @@ class Master:
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
 
-    def _cancel_compile(self, command: ev.CancelCompile) -> None:
+    def _cancel_compile(self, command: do.CancelCompile) -> None:
         cancellation = self._compilations.pop(command.plan_id, None)
         if cancellation is not None:
             cancellation.cancel()
 
-    async def _compile_plan(self, command: ev.Compile, cancellation: Cancellation) -> None:
+    async def _compile_plan(self, command: do.Compile, cancellation: Cancellation) -> None:
         plan_id, error = command.plan_id, None
         program = self._compiled.get(plan_id)
         try:
@@ -590,7 +482,7 @@ class Master:
         self.handle_event(ev.CompileFinished(plan_id=plan_id, program=program, error=error))
 
     async def _compile_in_turn(
-        self, command: ev.Compile, record: PlanRecord, cancellation: Cancellation
+        self, command: do.Compile, record: PlanRecord, cancellation: Cancellation
     ) -> ev.ProgramInfo:
         def moved(position: int) -> None:
             self._tell_loads(command.plan_id, f"queue, position {position}")
@@ -612,12 +504,12 @@ class Master:
         for session in self.state.sessions.values():
             executable = session.executables.get(plan_id)
             for call in executable.waiting_calls if executable is not None else ():
-                self._to_call(ev.Progress(call=call, phase=phase))
+                self._to_call(do.Progress(call=call, phase=phase))
 
 
-def _must_be_stored(command: ev.Command) -> bool:
+def _must_be_stored(command: do.Command) -> bool:
     """Whether what it tells must be in the store first: after a restart nobody may know better than the master."""
-    return isinstance(command, ev.StartExecutor | ev.RetainOnDaemons)
+    return isinstance(command, do.StartExecutor | do.RetainOnDaemons)
 
 
 def _members_of(cluster: Cluster) -> tuple[Member, ...]:
@@ -627,38 +519,39 @@ def _members_of(cluster: Cluster) -> tuple[Member, ...]:
     )
 
 
-_COMMAND_HANDLERS: dict[type[ev.Command], Callable[[Master, Any], None]] = {
-    ev.RunOnWorkers: Master._run_on_workers,
-    ev.AbortOnWorkers: Master._abort_on_workers,
-    ev.ReplyStep: Master._reply_step,
-    ev.Notice: Master._send_notice,
-    ev.DrainNotice: Master._send_drain_notice,
-    ev.DrainBegan: Master._drain_began,
-    ev.Drained: Master._drained,
-    ev.OpenOnWorkers: Master._open_on_workers,
-    ev.CloseOnWorkers: Master._close_on_workers,
-    ev.LoadOnWorkers: Master._load_on_workers,
-    ev.UnloadOnWorkers: Master._unload_on_workers,
-    ev.WriteOnWorkers: Master._write_on_workers,
-    ev.FinishOnWorkers: Master._finish_on_workers,
-    ev.StoreOnWorkers: Master._store_on_workers,
-    ev.RetainOnDaemons: Master._retain_on_daemons,
-    ev.NameSnapshot: Master._name_snapshot,
-    ev.ReportOnWorkers: Master._report_on_workers,
-    ev.AskForRecent: Master._ask_for_recent,
-    ev.Redeliver: Master._redeliver,
-    ev.ReleaseOnWorkers: Master._release_on_workers,
-    ev.StartExecutor: Master._start_executor,
-    ev.StopExecutor: Master._stop_executor,
-    ev.Refuse: Master._end_outgoing,
-    ev.Disconnect: Master._disconnect,
-    ev.EndStream: Master._end_outgoing,
-    ev.Progress: Master._to_call,
-    ev.Answer: Master._to_call,
-    ev.Fail: Master._to_call,
-    ev.SessionEnded: Master._session_ended,
-    ev.Compile: Master._compile,
-    ev.CancelCompile: Master._cancel_compile,
-    ev.Log: Master._log_line,
-    ev.Halt: Master._halt,
+_COMMAND_HANDLERS: dict[type[do.Command], Callable[[Master, Any], None]] = {
+    do.RunOnWorkers: Master._order,
+    do.AbortOnWorkers: Master._order,
+    do.ReplyStep: Master._reply_step,
+    do.Notice: Master._send_notice,
+    do.DrainNotice: Master._send_drain_notice,
+    do.DrainBegan: Master._drain_began,
+    do.Drained: Master._drained,
+    do.OpenOnWorkers: Master._order,
+    do.CloseOnWorkers: Master._order,
+    do.LoadOnWorkers: Master._order,
+    do.UnloadOnWorkers: Master._order,
+    do.WriteOnWorkers: Master._order,
+    do.FinishOnWorkers: Master._order,
+    do.StoreOnWorkers: Master._order,
+    do.RetainOnDaemons: Master._retain_on_daemons,
+    do.NameSnapshot: Master._name_snapshot,
+    do.ReportOnWorkers: Master._order,
+    do.AskForRecent: Master._ask_for_recent,
+    do.Redeliver: Master._redeliver,
+    do.ReleaseOnWorkers: Master._order,
+    do.StartExecutor: Master._start_executor,
+    do.StopExecutor: Master._stop_executor,
+    do.Refuse: Master._end_outgoing,
+    do.Disconnect: Master._disconnect,
+    do.EndStream: Master._end_outgoing,
+    do.Progress: Master._to_call,
+    do.Answer: Master._to_call,
+    do.Fail: Master._to_call,
+    do.SessionEnded: Master._session_ended,
+    do.Compile: Master._compile,
+    do.CancelCompile: Master._cancel_compile,
+    do.LookAgain: Master._look_again,
+    do.Log: Master._log_line,
+    do.Halt: Master._halt,
 }

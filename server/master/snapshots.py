@@ -18,8 +18,9 @@ in the tables of `machine.py`.
 from __future__ import annotations
 
 from shardwright.errors import ShardwrightError, WorkerLostError
+from shardwright.server.master import commands as do
 from shardwright.server.master import events as ev
-from shardwright.server.master.events import Commands
+from shardwright.server.master.commands import Commands
 from shardwright.server.master.records import Pending
 from shardwright.server.master.session_records import Snapshots
 from shardwright.server.master.sessions import Session
@@ -40,7 +41,7 @@ def tell_loss(session: Session, loss: ShardwrightError) -> Commands:
     """The executors, and all arrays of the session, are lost."""
     if session.stream is None:
         return []
-    return [ev.Notice(stream=session.stream, lost=loss)]
+    return [do.Notice(stream=session.stream, lost=loss)]
 
 
 def begin_stream(state: MasterState, session: Session, event: ev.StepsOpened) -> Commands:
@@ -50,16 +51,16 @@ def begin_stream(state: MasterState, session: Session, event: ev.StepsOpened) ->
     snapshots.is_told |= event.protection.is_wanted  # a master before may not have stored it
     commands: Commands = []
     if snapshots.last_end is not None:
-        commands.append(ev.Notice(stream=event.stream, snapshot=snapshots.last_end))
+        commands.append(do.Notice(stream=event.stream, snapshot=snapshots.last_end))
     return [*commands, retain(state)] if snapshots.complete else commands
 
 
 def finish_copy(state: MasterState, session: Session, item: Pending) -> Commands:
     """All nodes have answered the step of a snapshot."""
-    assert isinstance(item.command, ev.RunOnWorkers)
+    assert isinstance(item.command, do.RunOnWorkers)
     number = item.command.step.number
     if item.error is not None:
-        return _end(session, ev.SnapshotEnded(number=number, error=item.error))
+        return _end(session, do.SnapshotEnded(number=number, error=item.error))
     return store(state, session, number)
 
 
@@ -67,7 +68,7 @@ def store(state: MasterState, session: Session, number: int) -> Commands:
     """Have the executors store what they copied."""
     session.snapshots.stored_since_s = state.now_s
     return state.broadcast(
-        lambda sequence: ev.StoreOnWorkers(
+        lambda sequence: do.StoreOnWorkers(
             sequence=sequence,
             session_id=session.session_id,
             number=number,
@@ -78,20 +79,20 @@ def store(state: MasterState, session: Session, number: int) -> Commands:
 
 def finish_store(state: MasterState, item: Pending) -> Commands:
     """All nodes have stored their parts, or said why not."""
-    assert isinstance(item.command, ev.StoreOnWorkers)
+    assert isinstance(item.command, do.StoreOnWorkers)
     session, number = state.sessions.get(item.command.session_id), item.command.number
     if session is None:
         return []
     if item.error is not None:
-        return _end(session, ev.SnapshotEnded(number=number, error=item.error))
+        return _end(session, do.SnapshotEnded(number=number, error=item.error))
     snapshots = session.snapshots
     snapshots.complete, snapshots.kept_bytes = number, item.written_bytes
     snapshots.kept = snapshots.copied_kept.get(number)
     snapshots.completed_s = state.now_s
     session.is_protected = snapshots.is_told
     store_s = state.now_s - snapshots.stored_since_s
-    snapshots.unnamed_end = ev.SnapshotEnded(number=number, kept_bytes=item.written_bytes, store_s=store_s)
-    return [ev.NameSnapshot(session_id=session.session_id, number=number)]
+    snapshots.unnamed_end = do.SnapshotEnded(number=number, kept_bytes=item.written_bytes, store_s=store_s)
+    return [do.NameSnapshot(session_id=session.session_id, number=number)]
 
 
 def note_named(state: MasterState, event: ev.SnapshotNamed) -> Commands:
@@ -119,9 +120,9 @@ def change_protection(state: MasterState, event: ev.ProtectionChanged) -> Comman
     return [retain(state)]
 
 
-def retain(state: MasterState) -> ev.RetainOnDaemons:
+def retain(state: MasterState) -> do.RetainOnDaemons:
     """What daemons are to keep: of each session the oldest snapshot that somebody may restore, and what is newer."""
-    return ev.RetainOnDaemons(
+    return do.RetainOnDaemons(
         generation=state.formation.generation,
         sequence=state.sequence,
         sessions=tuple((session.session_id, _oldest(session.snapshots)) for session in state.sessions.values()),
@@ -139,8 +140,8 @@ def _oldest(snapshots: Snapshots) -> int:
     return min(_restorable(snapshots) or (), default=0)
 
 
-def _end(session: Session, end: ev.SnapshotEnded) -> Commands:
+def _end(session: Session, end: do.SnapshotEnded) -> Commands:
     session.snapshots.last_end = end
     session.snapshots.copied_kept.pop(end.number, None)
     session.statistics.snapshots.end(result_of(end.error), end.store_s, end.kept_bytes)
-    return [] if session.stream is None else [ev.Notice(stream=session.stream, snapshot=end)]
+    return [] if session.stream is None else [do.Notice(stream=session.stream, snapshot=end)]

@@ -7,12 +7,12 @@ from dataclasses import dataclass, field
 
 from shardwright.errors import ShardwrightError
 from shardwright.server.limits import Limits
-from shardwright.server.master import events as ev
-from shardwright.server.master.events import Commands
+from shardwright.server.master import commands as do
+from shardwright.server.master.commands import Commands
 from shardwright.server.master.formation import Formation
 from shardwright.server.master.nodes import Identity, Member
 from shardwright.server.master.people import People
-from shardwright.server.master.records import Adoption, AwakeClock, Drain, Pending, Quarantine, Watchdog
+from shardwright.server.master.records import Adoption, AwakeClock, Drain, HeldBack, Pending, Quarantine, Watchdog
 from shardwright.server.master.roster import Roster
 from shardwright.server.master.sessions import Session
 from shardwright.server.master.statistics import Statistics
@@ -38,6 +38,7 @@ class MasterState:
     lost_names: dict[str, str] = field(default_factory=dict)  # their ids, by name, until its user was told
     statistics: Statistics = field(default_factory=Statistics)
     quarantine: Quarantine = field(default_factory=Quarantine)
+    held_back: list[HeldBack] = field(default_factory=list)  # ends of executors that others may explain
     team: tuple[int, ...] = ()  # nodes that programs are planned for
     wanted_since_s: float | None = None  # since when others could take part, and what is in the way
     held_up_by: str = ""
@@ -57,7 +58,7 @@ class MasterState:
         formation = Formation(members, identity, limits, wait_s=wait_s, now_s=now_s, roster=roster)
         return cls(formation=formation, limits=limits, people=People(limits), team=formation.team)
 
-    def broadcast(self, make: Callable[[int], ev.ToWorkers]) -> Commands:
+    def broadcast(self, make: Callable[[int], do.ToWorkers]) -> Commands:
         """Have all nodes carry out a command; `make` gets its sequence number."""
         self.sequence += 1
         command = make(self.sequence)
@@ -65,11 +66,11 @@ class MasterState:
             command=command,
             waiting=set(self.formation.team),
             sent_s=self.watchdog.clock.now_s,
-            limit_s=self.limits.load_s if isinstance(command, ev.LoadOnWorkers) else self.limits.step_s,
+            limit_s=self.limits.load_s if isinstance(command, do.LoadOnWorkers) else self.limits.step_s,
         )
         return [command]
 
-    def is_pending(self, kind: type[ev.ToWorkers], session_id: str) -> bool:
+    def is_pending(self, kind: type[do.ToWorkers], session_id: str) -> bool:
         """Whether a command of this kind for a session is under way."""
         return any(
             isinstance(item.command, kind) and item.command.session_id == session_id  # type: ignore[union-attr]
@@ -81,7 +82,7 @@ class MasterState:
     ) -> Commands:
         """Free arrays of a session; with an error, whoever waits for them is told why they are gone."""
         return self.broadcast(
-            lambda sequence: ev.ReleaseOnWorkers(
+            lambda sequence: do.ReleaseOnWorkers(
                 sequence=sequence, session_id=session.session_id, array_ids=array_ids, error=error
             )
         )

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from shardwright.errors import ClusterChangedError, WorkerLostError
+from shardwright.server.master import commands as do
 from shardwright.server.master import dispatch, loads
-from shardwright.server.master import events as ev
-from shardwright.server.master.events import Commands
+from shardwright.server.master.commands import Commands
 from shardwright.server.master.sessions import Session
 from shardwright.server.master.state import MasterState
 from shardwright.server.tuning import MAX_REMEMBERED_PROGRAMS
@@ -26,7 +26,7 @@ def follow_team(state: MasterState) -> Commands:
     compiling: list[str] = []
     for session in state.sessions.values():
         for plan_id, executable in session.executables.items():
-            commands += [ev.Fail(call=call, error=cluster_changed_error()) for call in executable.waiting_calls]
+            commands += [do.Fail(call=call, error=cluster_changed_error()) for call in executable.waiting_calls]
             compiling += [plan_id] if executable.state == "compiling" else []
         retire_programs(session)
     commands += loads.cancel_compiles(state, compiling) + dismiss_leaving(state)
@@ -50,4 +50,4 @@ def retire_programs(session: Session) -> None:
 def dismiss_leaving(state: MasterState) -> Commands:
     """Daemons of nodes that take no part any more may end."""
     gone = state.formation.leaving.difference(state.formation.team)
-    return [ev.Drained(nodes=frozenset(gone))] if gone else []
+    return [do.Drained(nodes=frozenset(gone))] if gone else []

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from shardwright.server.master import events as ev
+from shardwright.server.master import commands as do
 from shardwright.server.master import losses, quarantine, recovered, teams
-from shardwright.server.master.events import Commands
+from shardwright.server.master.commands import Commands
 from shardwright.server.master.state import MasterState
 
 
@@ -23,11 +23,11 @@ def follow_formation(state: MasterState, commands: Commands) -> Commands:
     commands += teams.follow_team(state)
     if phase == "ready":
         for session in state.sessions.values():
-            if not session.is_open and not state.is_pending(ev.OpenOnWorkers, session.session_id):
+            if not session.is_open and not state.is_pending(do.OpenOnWorkers, session.session_id):
                 commands = commands + _open(state, session.session_id)
     return commands
 
 
 def _open(state: MasterState, session_id: str) -> Commands:
     refused = quarantine.refused_datasets(state, session_id)
-    return state.broadcast(lambda sequence: ev.OpenOnWorkers(sequence=sequence, session_id=session_id, refused=refused))
+    return state.broadcast(lambda sequence: do.OpenOnWorkers(sequence=sequence, session_id=session_id, refused=refused))

@@ -18,8 +18,9 @@ from __future__ import annotations
 
 from shardwright.errors import DeadlineError, ShardwrightError, StepTimeoutError
 from shardwright.server.master import cancels, draining, node_reports, transitions
+from shardwright.server.master import commands as do
 from shardwright.server.master import events as ev
-from shardwright.server.master.events import Commands
+from shardwright.server.master.commands import Commands
 from shardwright.server.master.records import Pending
 from shardwright.server.master.state import MasterState
 from shardwright.server.tuning import SHOWN_S, STALL_FACTOR
@@ -30,7 +31,7 @@ _MAX_NAMED = 4
 
 def head(state: MasterState) -> Pending | None:
     """The command that everybody waits for; checkpoints and snapshots are written beside the others."""
-    background = (ev.WriteOnWorkers, ev.FinishOnWorkers, ev.StoreOnWorkers)
+    background = (do.WriteOnWorkers, do.FinishOnWorkers, do.StoreOnWorkers)
     return next((item for item in state.pending.values() if not isinstance(item.command, background)), None)
 
 
@@ -76,7 +77,7 @@ def _outlook(state: MasterState, item: Pending) -> str:
     limit = f"it is ended {_in_seconds(item.limit_s - age_s(state, item))} at the latest"
     if item.cancelled_s is None:
         session = state.sessions.get(cancels.session_of(item.command))
-        if session is None or session.stream is not None or not isinstance(item.command, ev.RunOnWorkers):
+        if session is None or session.stream is not None or not isinstance(item.command, do.RunOnWorkers):
             return limit
         away_s = state.now_s - session.last_seen_s
         return f"{limit}; its client has been away for {away_s:.0f} of the {state.limits.grace_s:g} s that it may be"
@@ -87,7 +88,7 @@ def _outlook(state: MasterState, item: Pending) -> str:
         return ended
     more = f" and {len(others) - _MAX_NAMED} more" if len(others) > _MAX_NAMED else ""
     named = ", ".join(others[:_MAX_NAMED]) + more
-    number = f"/{item.command.step.number}" if isinstance(item.command, ev.RunOnWorkers) else ""
+    number = f"/{item.command.step.number}" if isinstance(item.command, do.RunOnWorkers) else ""
     return (
         f"{ended}: that costs session {named} arrays that no snapshot keeps; an operator can end it at once: "
         f"shardwright cancel ADDRESS {cancels.session_of(item.command)[:8]}{number}"
@@ -123,12 +124,12 @@ def _tell(state: MasterState, item: Pending) -> Commands:
     commands: Commands = []
     if watchdog.reported != key:
         watchdog.reported = key
-        step = command.step.number if isinstance(command, ev.RunOnWorkers) else 0
-        commands.append(ev.Log(text=text, is_warning=True, session=cancels.session_of(command), step=step))
+        step = command.step.number if isinstance(command, do.RunOnWorkers) else 0
+        commands.append(do.Log(text=text, is_warning=True, session=cancels.session_of(command), step=step))
     for session in state.sessions.values():
         if session.stream is not None and session.told != key and (session.running or session.queue):
             session.told = key
-            commands.append(ev.Notice(stream=session.stream, text=text))
+            commands.append(do.Notice(stream=session.stream, text=text))
     return commands
 
 
@@ -136,7 +137,7 @@ def _verdict(state: MasterState, item: Pending) -> ShardwrightError | None:
     """The error that the head is to end with now, or None."""
     age = age_s(state, item)
     what, where = _name(item.command), _where(state, item)
-    is_step = isinstance(item.command, ev.RunOnWorkers)
+    is_step = isinstance(item.command, do.RunOnWorkers)
     if age > item.limit_s:
         error_type = StepTimeoutError if is_step else DeadlineError
         return error_type(
@@ -154,16 +155,16 @@ def _verdict(state: MasterState, item: Pending) -> ShardwrightError | None:
     return cancels.cancelled(f"{what} was cancelled, and did not end within {grace_s:g} s: {where}")
 
 
-def _name(command: ev.ToWorkers) -> str:
+def _name(command: do.ToWorkers) -> str:
     session = f"of session {cancels.session_of(command)[:8]}"
     match command:
-        case ev.RunOnWorkers(step=step):
+        case do.RunOnWorkers(step=step):
             return f"{_kind_of(step)} {step.number} of session {step.session_id[:8]}"
-        case ev.LoadOnWorkers(program=program):
+        case do.LoadOnWorkers(program=program):
             return f"the load of plan {program.plan_id[:12]} {session}"
-        case ev.OpenOnWorkers():
+        case do.OpenOnWorkers():
             return f"the opening {session}"
-        case ev.CloseOnWorkers():
+        case do.CloseOnWorkers():
             return f"the end {session}"
         case _:
             return f"housekeeping {session}"

@@ -6,7 +6,6 @@ Environment variables that decide its devices are set before jax is imported.
 
 from __future__ import annotations
 
-import gc
 import json
 import logging
 import os
@@ -22,7 +21,7 @@ import grpc
 from shardwright.clusters.cluster import join_address
 from shardwright.errors import PlatformError, ShardwrightError, WorkerLostError
 from shardwright.plans.layouts import Layout
-from shardwright.processes import die_with_parent, exit_at_end_of
+from shardwright.processes import die_with_parent, exit_at_end_of, imports_for_good
 from shardwright.proto.v1 import master_pb2_grpc, worker_pb2
 from shardwright.protocol import wire
 from shardwright.server.access import Access, AccessInterceptor, SessionInterceptor
@@ -67,22 +66,20 @@ def main() -> None:
 
 
 def _serve(config: dict[str, Any]) -> None:
-    gc.disable()  # jax and what is imported below stay for good: the collector would walk them again and again
-    _join_job(config)
-    from shardwright.server.runtime.arrays import ArrayStore, array_arrived, local_positions
-    from shardwright.server.runtime.checkpoints.service import CheckpointService
-    from shardwright.server.runtime.command_log import CommandLog
-    from shardwright.server.runtime.datasets.service import DatasetService
-    from shardwright.server.runtime.datasets.worker import DatasetReaders
-    from shardwright.server.runtime.executor import Executor
-    from shardwright.server.runtime.figures import ExecutorGauge
-    from shardwright.server.runtime.transfer_service import TransferService
-    from shardwright.server.runtime.transport import Endpoint
-    from shardwright.server.runtime.uploads import Uploads
-    from shardwright.server.worker.master_link import MasterLink
+    with imports_for_good():
+        _join_job(config)
+        from shardwright.server.runtime.arrays import ArrayStore, array_arrived, local_positions
+        from shardwright.server.runtime.checkpoints.service import CheckpointService
+        from shardwright.server.runtime.command_log import CommandLog
+        from shardwright.server.runtime.datasets.service import DatasetService
+        from shardwright.server.runtime.datasets.worker import DatasetReaders
+        from shardwright.server.runtime.executor import Executor
+        from shardwright.server.runtime.figures import ExecutorGauge
+        from shardwright.server.runtime.transfer_service import TransferService
+        from shardwright.server.runtime.transport import Endpoint
+        from shardwright.server.runtime.uploads import Uploads
+        from shardwright.server.worker.master_link import MasterLink
 
-    gc.freeze()
-    gc.enable()
     protection = Protection.from_json(config["protection"])
     store, log = ArrayStore(), CommandLog()
     link = MasterLink(config["master_address"], protection, log, lease_s=config["lease_s"])

@@ -8,6 +8,7 @@ import pytest
 
 from shardwright.errors import OptionError, SessionError, StepCancelledError, WorkerLostError
 from shardwright.server.limits import Limits
+from shardwright.server.master import commands as do
 from shardwright.server.master import events as ev
 from shardwright.server.master import watchdog
 from tests.server.simulation import PROGRAM, World
@@ -69,7 +70,7 @@ def comes_back(world: World) -> None:
 def replies(world: World, stream: int) -> list[tuple[int, type | None]]:
     return [
         (reply.number, type(reply.error) if reply.error else None)
-        for reply in world.take(ev.ReplyStep)
+        for reply in world.take(do.ReplyStep)
         if reply.stream == stream
     ]
 
@@ -80,9 +81,9 @@ def test_nobody_else_has_arrays_so_it_ends_after_ten_seconds() -> None:
     world.step(1, (1, 2), (3, 4))
     cancel(world, 1)
     world.passes(9)
-    assert not world.take(ev.StopExecutor)
+    assert not world.take(do.StopExecutor)
     world.passes(2)
-    assert len(world.take(ev.StopExecutor)) == 2
+    assert len(world.take(do.StopExecutor)) == 2
     assert replies(world, 1) == [(1, StepCancelledError)]
 
 
@@ -104,9 +105,9 @@ def test_arrays_of_others_make_it_wait_unless_they_come_back_by_themselves(how: 
     cancel(world, 1)
     world.passes(11)
     waits = how in ("arrays", "snapshots that failed")
-    assert bool(world.take(ev.StopExecutor)) != waits
+    assert bool(world.take(do.StopExecutor)) != waits
     world.passes(320)
-    assert bool(world.take(ev.StopExecutor)) == waits, "twice its prediction"
+    assert bool(world.take(do.StopExecutor)) == waits, "twice its prediction"
 
 
 def test_a_step_of_others_that_can_run_again_is_no_loss() -> None:
@@ -115,7 +116,7 @@ def test_a_step_of_others_that_can_run_again_is_no_loss() -> None:
     other_steps(world, 1, (8, 9), (3, 4), **inline(8, 9))
     cancel(world, 1)
     world.passes(11)
-    assert world.take(ev.StopExecutor)
+    assert world.take(do.StopExecutor)
 
 
 # ---- who is told -----------------------------------------------------------------------------
@@ -125,7 +126,7 @@ def test_all_who_wait_are_told_whom_they_wait_for_and_how_long() -> None:
     world.step(1, (1, 2), (3, 4))
     cancel(world, 1)
     world.passes(3)
-    (notice,) = world.take(ev.Notice)
+    (notice,) = world.take(do.Notice)
     assert notice.stream == 1, "the other one does not wait yet"
     assert "everybody waits for step 1 of session s, 3 s so far" in notice.text or "2 s so far" in notice.text
     assert "cancelled; unless it ends, all executors are replaced in 32" in notice.text
@@ -133,9 +134,9 @@ def test_all_who_wait_are_told_whom_they_wait_for_and_how_long() -> None:
     assert "shardwright cancel ADDRESS s/1" in notice.text
     other_steps(world, 1, (1, 9), (3, 4), **inline(9))
     world.passes(1)
-    assert [notice.stream for notice in world.take(ev.Notice)] == [9], "who begins to wait later is told, too"
+    assert [notice.stream for notice in world.take(do.Notice)] == [9], "who begins to wait later is told, too"
     world.passes(5)
-    assert not world.take(ev.Notice), "once"
+    assert not world.take(do.Notice), "once"
     assert "cancelled" in watchdog.waiting_for(world.state)
 
 
@@ -143,7 +144,7 @@ def test_a_step_that_is_not_cancelled_says_when_it_ends() -> None:
     world = world_with(replace(PROGRAM, predicted_s=0.0))
     world.step(1, (1, 2), (3, 4), timeout_s=100.0)
     world.passes(11)
-    (notice,) = world.take(ev.Notice)
+    (notice,) = world.take(do.Notice)
     assert "it is ended in 9" in notice.text
 
 
@@ -158,8 +159,8 @@ def test_an_operator_ends_a_step_at_once_whoever_loses_arrays() -> None:
     world.step(1, (1, 2), (3, 4))
     end(world, 1)
     world.passes(0.5)
-    assert len(world.take(ev.StopExecutor)) == 2
-    (reply,) = world.take(ev.ReplyStep)
+    assert len(world.take(do.StopExecutor)) == 2
+    (reply,) = world.take(do.ReplyStep)
     assert isinstance(reply.error, StepCancelledError)
     assert "step 1 of session s was ended by the operator olga" in reply.error.message
     lost = world.state.sessions["other"].why_gone(1)
@@ -173,30 +174,30 @@ def test_an_operator_ends_a_step_behind_others_when_its_turn_comes() -> None:
     world.step(1, (1, 2), (3, 4))
     end(world, 1)
     world.passes(5)
-    assert not world.take(ev.StopExecutor), "the other session's step is not to blame"
-    first = next(order for order in world.orders if isinstance(order, ev.RunOnWorkers))
+    assert not world.take(do.StopExecutor), "the other session's step is not to blame"
+    first = next(order for order in world.orders if isinstance(order, do.RunOnWorkers))
     for node in range(2):
         world.done(first.sequence, node)
     world.passes(0.5)
-    assert world.take(ev.StopExecutor)
+    assert world.take(do.StopExecutor)
 
 
 def test_an_operator_ends_what_waits_and_what_a_closed_session_left() -> None:
     world = world_with()
     world.step(1, (1, 77), (3, 4))
     end(world, 0)
-    (answer,) = world.take(ev.Answer)
-    assert answer.value == ev.Cancellation(cancelled=(1,), running=())
+    (answer,) = world.take(do.Answer)
+    assert answer.value == do.Cancellation(cancelled=(1,), running=())
     assert replies(world, 1) == [(1, StepCancelledError)]
     world.all_done()
     world.step(2, (1, 2), (5, 6))
     other_arrives(world)
     world.send(ev.SessionClosed(call=61, session_id="s"))
     world.passes(2)
-    assert not world.take(ev.StopExecutor)
+    assert not world.take(do.StopExecutor)
     end(world, 2)
     world.passes(0.5)
-    assert world.take(ev.StopExecutor)
+    assert world.take(do.StopExecutor)
 
 
 def test_what_is_not_under_way_cannot_be_ended() -> None:
@@ -204,7 +205,7 @@ def test_what_is_not_under_way_cannot_be_ended() -> None:
     end(world, 7)
     end(world, 0)
     end(world, 1, "nobody")
-    errors = [failure.error for failure in world.take(ev.Fail)]
+    errors = [failure.error for failure in world.take(do.Fail)]
     assert [type(error) for error in errors] == [OptionError, OptionError, SessionError]
     assert "step 7" in errors[0].message
 
@@ -217,11 +218,11 @@ def test_the_step_of_a_client_that_is_gone_ends_with_its_session() -> None:
     other_steps(world, 1, (8, 9), (3, 4), **inline(8, 9))
     world.passes(59)
     assert "s" in world.state.sessions, "it may come back"
-    assert not world.take(ev.StopExecutor)
+    assert not world.take(do.StopExecutor)
     assert "its client" in watchdog.waiting_for(world.state)
     world.passes(3)
     assert "s" not in world.state.sessions
-    assert world.take(ev.StopExecutor), "it has had its time"
+    assert world.take(do.StopExecutor), "it has had its time"
     comes_back(world)
     world.all_done()
     assert replies(world, 9) == [(1, None)]
@@ -233,7 +234,7 @@ def test_the_step_of_a_named_session_goes_on_while_its_state_would_be_lost() -> 
     world.send(ev.StepsClosed(stream=1))
     world.passes(1000)
     assert "s" in world.state.sessions
-    assert not world.take(ev.StopExecutor)
+    assert not world.take(do.StopExecutor)
 
 
 def test_the_step_of_a_named_session_ends_where_a_snapshot_has_its_state() -> None:
@@ -245,9 +246,9 @@ def test_the_step_of_a_named_session_ends_where_a_snapshot_has_its_state() -> No
     world.step(2, (1, 2), (3, 4), generation=1, restores=True)
     world.send(ev.StepsClosed(stream=1))
     world.passes(59)
-    assert not world.take(ev.StopExecutor)
+    assert not world.take(do.StopExecutor)
     world.passes(4)
-    assert world.take(ev.StopExecutor)
+    assert world.take(do.StopExecutor)
     assert "s" in world.state.sessions
 
 
@@ -260,7 +261,7 @@ def test_queued_steps_that_use_no_lost_array_run_again_by_themselves() -> None:
     cancel(world, 1)
     world.passes(11)
     assert replies(world, 9) == []
-    assert not world.take(ev.Fail)
+    assert not world.take(do.Fail)
     comes_back(world)
     world.all_done()
     assert replies(world, 9) == [(1, None), (2, None)]
@@ -277,12 +278,12 @@ def test_what_was_uploaded_for_queued_steps_is_written_again() -> None:
     other_steps(world, 3, (22, 10), (7, 8), resendable=(22,), released=(20,), **inline(10))
     cancel(world, 1)
     world.passes(11)
-    assert world.take(ev.StopExecutor), "the other session loses nothing"
+    assert world.take(do.StopExecutor), "the other session loses nothing"
     assert replies(world, 9) == []
-    world.take(ev.Notice)
+    world.take(do.Notice)
     comes_back(world)
     world.all_done()
-    (notice,) = world.take(ev.Notice)
+    (notice,) = world.take(do.Notice)
     assert (notice.stream, notice.resend) == (9, (20, 21, 22))
     assert not world.runs()
     other_arrives(world, 20)
@@ -292,7 +293,7 @@ def test_what_was_uploaded_for_queued_steps_is_written_again() -> None:
         other_arrives(world, array_id)
     world.all_done()
     assert replies(world, 9) == [(2, None), (3, None)]
-    assert not world.take(ev.Notice)
+    assert not world.take(do.Notice)
 
 
 def test_a_client_that_comes_back_is_asked_for_its_arrays_again() -> None:
@@ -305,9 +306,9 @@ def test_a_client_that_comes_back_is_asked_for_its_arrays_again() -> None:
     world.send(ev.StepsClosed(stream=9))
     comes_back(world)
     world.all_done()
-    assert not [notice for notice in world.take(ev.Notice) if notice.resend]
+    assert not [notice for notice in world.take(do.Notice) if notice.resend]
     world.send(ev.StepsOpened(stream=10, session_id="other"))
-    assert [notice.resend for notice in world.take(ev.Notice) if notice.resend] == [(20,)]
+    assert [notice.resend for notice in world.take(do.Notice) if notice.resend] == [(20,)]
 
 
 def test_queued_steps_that_use_a_lost_array_fail_and_others_beside_them_do_not() -> None:

@@ -8,7 +8,6 @@ import os
 import signal
 import subprocess
 import sys
-import time
 from collections.abc import Callable, Iterator
 
 import jax
@@ -57,6 +56,12 @@ def only_child(server: Server, session: sw.Session, kind: str) -> psutil.Process
     return child
 
 
+def under_way(session: sw.Session, kind: str) -> int:
+    """Calls that planners or compilers have begun with."""
+    status = session.status()
+    return (status.compiling if kind == "compiler" else status.planning).running
+
+
 def test_ctrl_c_while_a_program_is_planned(cluster: tuple[Server, sw.Session]) -> None:
     server, session = cluster
     planner = only_child(server, session, "planner")
@@ -74,8 +79,7 @@ def test_ctrl_c_while_a_program_is_planned(cluster: tuple[Server, sw.Session]) -
     )  # fmt: skip
     assert client.stdout is not None
     assert client.stdout.readline() == "plans\n"
-    time.sleep(2.0)
-    assert planner.is_running()
+    wait_until(lambda: under_way(session, "planner") == 1, timeout_s=60)
     client.send_signal(signal.SIGINT)
     assert client.stdout.readline() == "interrupted\n"
     wait_until(lambda: all_gone([planner]), timeout_s=60)
@@ -112,13 +116,13 @@ def test_a_call_that_is_given_up_ends_its_child(
     function, _ = new_function()
     step = session.parallelize(function)
     waiting, outcome = in_thread(lambda: np.asarray(step(X)))
-    time.sleep(2.0)
+    wait_until(lambda: under_way(other, kind) == 1, timeout_s=60)
     assert not outcome
     if how == "cancel":
         assert step.cancel() == 1
     else:
         session.close()
-    waiting.join(10)
+    waiting.join(60)
     assert isinstance(outcome[0], sw.StepCancelledError if how == "cancel" else sw.SessionError), outcome
     wait_until(lambda: all_gone([child]), timeout_s=60)
     function, factor = new_function()
@@ -140,7 +144,7 @@ def test_an_executor_that_dies_while_a_program_is_prepared(
     step = session.parallelize(function)
     with caplog.at_level(logging.INFO, logger="shardwright"):
         waiting, outcome = in_thread(lambda: np.asarray(step(X)))
-        wait_until(lambda: session.status().compiling.running == 1, timeout_s=60)
+        wait_until(lambda: under_way(session, "compiler") == 1, timeout_s=60)
         if moment == "loaded":
             executor.suspend()
             compiler.resume()

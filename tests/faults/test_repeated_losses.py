@@ -10,6 +10,7 @@ import pytest
 from shardwright.errors import ExecutionError, RepeatedLossError, StepTimeoutError, WorkerLostError
 from shardwright.server.black_box import BlackBox, Work, dataset_key
 from shardwright.server.limits import Limits
+from shardwright.server.master import commands as do
 from shardwright.server.master import events as ev
 from tests.server.simulation import PROGRAM, World
 
@@ -36,9 +37,9 @@ def killed_by(world: World, *works: Work, exit_code: int = 3, node: int = 0) -> 
     world.orders.clear()
     for each in range(world.node_count):
         world.executor_joins(each)
-    world.all_done_of(ev.OpenOnWorkers)
-    world.all_done_of(ev.LoadOnWorkers)
-    world.all_done_of(ev.ReleaseOnWorkers)
+    world.all_done_of(do.OpenOnWorkers)
+    world.all_done_of(do.LoadOnWorkers)
+    world.all_done_of(do.ReleaseOnWorkers)
 
 
 @pytest.fixture
@@ -82,14 +83,14 @@ def sequence_of(world: World, session_id: str, number: int) -> int:
         (
             order.sequence
             for order in world.orders
-            if isinstance(order, ev.RunOnWorkers) and (order.step.session_id, order.step.number) == (session_id, number)
+            if isinstance(order, do.RunOnWorkers) and (order.step.session_id, order.step.number) == (session_id, number)
         ),
         0,
     )
 
 
 def errors(world: World, stream: int) -> list[type | None]:
-    return [type(reply.error) if reply.error else None for reply in world.take(ev.ReplyStep) if reply.stream == stream]
+    return [type(reply.error) if reply.error else None for reply in world.take(do.ReplyStep) if reply.stream == stream]
 
 
 # ---- steps -------------------------------------------------------------------------------
@@ -100,16 +101,16 @@ def test_a_step_that_ends_its_executor_is_stopped_after_five_times(node_count: i
         sequence = step(world, number)
         assert sequence
         killed_by(world, Work(sequence=sequence))
-    replies = world.take(ev.ReplyStep)
+    replies = world.take(do.ReplyStep)
     assert [type(reply.error) for reply in replies] == [WorkerLostError] * 5
     assert "busy with step 1 (train_s) of session s" in str(replies[0].error), "each loss names it"
     assert not step(world, 6)
-    (reply,) = world.take(ev.ReplyStep)
+    (reply,) = world.take(do.ReplyStep)
     assert isinstance(reply.error, RepeatedLossError)
     assert "step 5 (train_s) of session s of owner of s ended the executors 5 times" in reply.error.message
-    assert any("ended the executors" in log.text and log.is_warning for log in world.take(ev.Log))
+    assert any("ended the executors" in log.text and log.is_warning for log in world.take(do.Log))
     world.send(ev.LoadRequested(call=70, session_id="s", plan_id="killer"))
-    (failure,) = world.take(ev.Fail)
+    (failure,) = world.take(do.Fail)
     assert isinstance(failure.error, RepeatedLossError), "it is not loaded again either"
     assert step(world, 1, "other"), "others go on"
     load(world, "s", "mended")
@@ -261,7 +262,7 @@ def test_a_load_that_ends_its_executor_is_not_repeated_for_ever(world: World) ->
     world.send(ev.LoadRequested(call=70, session_id="s", plan_id="bad"))
     world.send(ev.CompileFinished(plan_id="bad", program=program))
     deaths = 0
-    while (orders := [o for o in world.orders if isinstance(o, ev.LoadOnWorkers) and o.program.plan_id == "bad"]) and (
+    while (orders := [o for o in world.orders if isinstance(o, do.LoadOnWorkers) and o.program.plan_id == "bad"]) and (
         deaths < 10
     ):
         deaths += 1
@@ -275,9 +276,9 @@ def test_a_load_that_ends_its_executor_is_not_repeated_for_ever(world: World) ->
         world.orders.clear()
         for node in range(2):
             world.executor_joins(node)
-        world.all_done_of(ev.OpenOnWorkers)
+        world.all_done_of(do.OpenOnWorkers)
     assert deaths == 5
-    (failure,) = world.take(ev.Fail)
+    (failure,) = world.take(do.Fail)
     assert isinstance(failure.error, RepeatedLossError)
     assert "the load of plan bad" in failure.error.message
 
@@ -298,7 +299,7 @@ def test_a_dataset_that_ends_its_process_is_stopped_in_its_session_alone(world: 
     world.orders.clear()
     for node in range(2):
         world.executor_joins(node)
-    opened = {order.session_id: order.refused for order in world.orders if isinstance(order, ev.OpenOnWorkers)}
+    opened = {order.session_id: order.refused for order in world.orders if isinstance(order, do.OpenOnWorkers)}
     assert opened["other"] == ()
     ((key, error),) = opened["s"]
     assert key == KEY

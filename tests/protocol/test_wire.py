@@ -27,7 +27,7 @@ from shardwright.plans.layouts import Layout
 from shardwright.plans.shardings import Mesh, TensorSharding
 from shardwright.progress import PlanProgress
 from shardwright.proto.v1 import common_pb2, master_pb2, master_pb2_grpc
-from shardwright.protocol import wire
+from shardwright.protocol import plan_messages, wire
 from shardwright.xla.compiled import CompiledMemory, CompiledProgram, ObservedCollective
 
 names = st.from_regex(r"[a-z]{1,8}", fullmatch=True)
@@ -62,8 +62,8 @@ def test_layouts_come_back() -> None:
 )
 def test_plan_options_come_back(mesh: object, force: object, layouts: object, argument_names: tuple[str, ...]) -> None:
     options = PlanOptions(mesh=mesh, force=force, argument_axes=layouts, argument_names=argument_names)  # type: ignore[arg-type]
-    request = wire.plan_request(options, session_id="s", program_id="p")
-    assert wire.plan_options(master_pb2.PlanProgramRequest.FromString(request.SerializeToString())) == options
+    request = plan_messages.plan_request(options, session_id="s", program_id="p")
+    assert plan_messages.plan_options(master_pb2.PlanProgramRequest.FromString(request.SerializeToString())) == options
 
 
 @pytest.mark.parametrize(
@@ -73,7 +73,7 @@ def test_plan_options_come_back(mesh: object, force: object, layouts: object, ar
         {"micro_batches": 4, "micro_batch_inexact": True},
         {"stages": 2, "schedule": "2f2b", "imbalance": 0.0},
         {"memory_fraction": 0.25, "effort": "best", "rewrites": "none", "remat": "full", "mode": "propagate"},
-        {"constraints": "ignore"},
+        {"constraints": "ignore", "fused_attention": "off", "simple": False},
         {"bucket_bytes": 0},
         {"bucket_bytes": 25_000_000},
         {"local_arguments": (0, 3)},
@@ -83,13 +83,13 @@ def test_plan_options_come_back(mesh: object, force: object, layouts: object, ar
 )
 def test_limits_of_a_plan_come_back(limits: dict[str, object]) -> None:
     options = PlanOptions(**limits)  # type: ignore[arg-type]
-    request = wire.plan_request(options, session_id="s", program_id="p")
-    assert wire.plan_options(master_pb2.PlanProgramRequest.FromString(request.SerializeToString())) == options
+    request = plan_messages.plan_request(options, session_id="s", program_id="p")
+    assert plan_messages.plan_options(master_pb2.PlanProgramRequest.FromString(request.SerializeToString())) == options
 
 
 def test_progress_comes_back() -> None:
     progress = PlanProgress(phase="search", detail="data=8", incumbent_s=0.5, lower_bound_s=0.4, elapsed_s=1.5)
-    assert wire.plan_progress_from_proto(wire.plan_progress_to_proto(progress)) == progress
+    assert plan_messages.plan_progress_from_proto(plan_messages.plan_progress_to_proto(progress)) == progress
     assert progress.gap == pytest.approx(0.2)
     assert str(progress) == "2 s  search  data=8  best step 500 ms  bound 400 ms  gap 20.0%"
 
@@ -117,7 +117,7 @@ def test_progress_comes_back() -> None:
 )
 def test_wrong_options_are_refused(wrong: dict[str, object]) -> None:
     with pytest.raises(OptionError):
-        wire.plan_options(master_pb2.PlanProgramRequest(**wrong))
+        plan_messages.plan_options(master_pb2.PlanProgramRequest(**wrong))
 
 
 def test_load_results_come_back() -> None:
@@ -130,8 +130,8 @@ def test_load_results_come_back() -> None:
         stablehlo="", partitioned_gzip=b"", serialized=None, collectives=(collective,), memory=memory, emit_s=0.5,
         compile_s=1.5,
     )  # fmt: skip
-    result = wire.load_result("id", program)
-    assert wire.collectives_from_result(result) == (collective,)
+    result = plan_messages.load_result("id", program)
+    assert plan_messages.collectives_from_result(result) == (collective,)
     assert (result.arguments_bytes, result.outputs_bytes, result.aliased_bytes, result.temporaries_bytes) == (
         1,
         2,

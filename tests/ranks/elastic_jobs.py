@@ -13,7 +13,8 @@ import time
 from dataclasses import dataclass
 from pathlib import Path
 
-from tests.ranks.processes import LIGHT_COMPILATION, ROOT
+from tests.light_compilation import LIGHT_COMPILATION
+from tests.ranks.processes import ROOT
 
 KINDS = ("begin", "up", "reset", "step", "done")
 

@@ -14,10 +14,9 @@ from shardwright.launch.hosts import Host, place_ranks
 from shardwright.launch.job import rank_variables
 from shardwright.launch.meeting import MeetingPoint
 from shardwright.launch.service import LOOPBACK, CoordinationService
+from tests.light_compilation import LIGHT_COMPILATION
 
 ROOT = Path(__file__).parents[2]
-#: XLA's own passes stay the same, LLVM's are left out: these ranks compile much and compute little.
-LIGHT_COMPILATION = "--xla_backend_optimization_level=0"
 
 
 def run_ranks(

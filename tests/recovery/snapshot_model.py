@@ -17,7 +17,8 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule, run_state_machine_as_test
 
 from shardwright.server.master import machine
-from tests.recovery.snapshot_world import NODES, World
+from tests.recovery.snapshot_parts import NODES
+from tests.recovery.snapshot_world import World
 
 nodes = st.integers(0, NODES - 1)
 names = st.sampled_from(["a", "b"])

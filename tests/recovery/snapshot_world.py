@@ -10,183 +10,26 @@ from __future__ import annotations
 import contextlib
 from collections import deque
 from collections.abc import Callable, Iterator
-from concurrent.futures import Future
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from functools import partial
-from typing import Any, cast
+from typing import cast
 
-from shardwright.client.journal import Journal, ReleasedArrays, SentStep
-from shardwright.client.protection import Protection, Snapshot
+from shardwright.client.journal import ReleasedArrays, SentStep
+from shardwright.client.protection import Snapshot
 from shardwright.client.step_result import StepResult
-from shardwright.errors import ShardwrightError, SnapshotLostError, StateStoreError, WorkerLostError
+from shardwright.errors import ShardwrightError, SnapshotLostError, WorkerLostError
 from shardwright.proto.v1 import master_pb2
-from shardwright.server.limits import Limits
+from shardwright.server.master import commands as do
 from shardwright.server.master import events as ev
 from shardwright.server.master import machine, named, recovered
 from shardwright.server.master.ledger import Ledger
 from shardwright.server.master.nodes import Member
 from shardwright.server.master.shell import _must_be_stored
 from shardwright.server.master.state import MasterState
-from shardwright.server.master.store import SessionRow, StateStore, StoredState
-from shardwright.server.worker.snapshot_store import PartKey, SnapshotStore
+from shardwright.server.master.store import StateStore
+from shardwright.server.worker.snapshot_store import PartKey
+from tests.recovery.snapshot_parts import COPIES, LAYOUT, LIMITS, NODES, Client, Daemon, Disk, Executor, to_event
 from tests.server.simulation import IDENTITY, WAIT_S
-
-NODES = 3
-COPIES = 2
-LIMITS = Limits(first_retry_s=0.0, last_retry_s=0.0, restart_patience_s=1e9, session_array_bytes=1 << 30)
-
-
-class Disk:
-    """A `StateStore` for the ledger. Changes are written in order; at the master's death some more of them are."""
-
-    def __init__(self) -> None:
-        self.rows: dict[str, SessionRow] = {}
-        self.executors: tuple[int, tuple[int, ...]] = (0, ())
-        self.waiting: deque[tuple[Callable[[], None], Future[None]]] = deque()
-        self.changes: deque[tuple[str, int | None]] = deque()  # (session, its snapshot then) of each that waits
-
-    @property
-    def loaded(self) -> StoredState:
-        generation, team = self.executors
-        return StoredState(generation=generation, team=team, sessions=tuple(self.rows.values()))
-
-    def put_session(self, row: SessionRow) -> Future[None]:
-        return self._add(partial(self.rows.__setitem__, row.session_id, row), row.session_id, row.snapshot)
-
-    def delete_session(self, session_id: str) -> Future[None]:
-        return self._add(partial(self._delete, session_id), session_id)
-
-    def put_executors(self, generation: int, team: tuple[int, ...], ports: object) -> Future[None]:
-        del ports
-        return self._add(partial(self._set_executors, generation, team))
-
-    def flush(self) -> Future[None]:
-        return self._add(lambda: None)
-
-    def _delete(self, session_id: str) -> None:
-        self.rows.pop(session_id, None)
-
-    def _set_executors(self, generation: int, team: tuple[int, ...]) -> None:
-        self.executors = generation, team
-
-    def _add(self, write: Callable[[], None], session_id: str = "", snapshot: int | None = None) -> Future[None]:
-        future: Future[None] = Future()
-        self.waiting.append((write, future))
-        self.changes.append((session_id, snapshot))
-        return future
-
-    def end_one(self, *, fails: bool = False) -> None:
-        """The next change is on the disk, or cannot be."""
-        if self.waiting:
-            write, future = self.waiting.popleft()
-            self.changes.popleft()
-            if fails:
-                future.set_exception(StateStoreError("the disk is full"))
-            else:
-                write()
-                future.set_result(None)
-
-    def lose(self, written: int) -> None:
-        """The master dies; so many changes had reached the disk, though nobody knew."""
-        for write, _ in list(self.waiting)[:written]:
-            write()
-        self.waiting.clear()
-        self.changes.clear()
-
-    def nameable(self) -> Iterator[tuple[str, int]]:
-        """(session, snapshot) that a next master may find, whenever this one dies."""
-        rows = {name: row.snapshot for name, row in self.rows.items()}
-        yield from rows.items()
-        for session_id, snapshot in self.changes:
-            if session_id and snapshot is not None:
-                yield session_id, snapshot
-
-
-@dataclass(eq=False)
-class Daemon:
-    """Of a node, from its start to its end. inbox: from the master, in order."""
-
-    node: int
-    store: SnapshotStore = field(default_factory=lambda: SnapshotStore(1 << 20))
-    connection: int = 0
-    inbox: deque[ev.Command] = field(default_factory=deque)
-    is_alive: bool = True
-
-
-@dataclass(eq=False)
-class Executor:
-    """inbox: orders, with the daemons that the master knew when it gave them. outbox: to the master."""
-
-    node: int
-    generation: int
-    connection: int = 0
-    inbox: deque[tuple[ev.ToWorkers, tuple[Daemon | None, ...]]] = field(default_factory=deque)
-    outbox: deque[ev.Event] = field(default_factory=deque)
-    log: list[tuple[ev.ToWorkers, tuple[Daemon | None, ...]]] = field(default_factory=list)
-    arrays: dict[str, dict[int, int]] = field(default_factory=dict)
-    steps: dict[str, dict[int, ev.StepRecord]] = field(default_factory=dict)
-    copied: dict[str, tuple[int, dict[PartKey, int | None]]] = field(default_factory=dict)
-    stored: dict[str, set[int]] = field(default_factory=dict)
-    kept: dict[str, int] = field(default_factory=dict)
-    storing: deque[Iterator[None]] = field(default_factory=deque)
-
-
-@dataclass(frozen=True)
-class Layout:
-    """Of an array, as far as a journal looks."""
-
-    size_bytes: int = 8
-
-
-LAYOUT = cast(Any, Layout())
-
-
-class Client:
-    """A process with a session. phase: "opening", "running", or of a recovery "lost", "restoring", "replaying"."""
-
-    def __init__(self, session_id: str) -> None:
-        self.session_id = session_id
-        self.journal = Journal()
-        self.protection = Protection(self.journal)
-        self.protection.ask(3)
-        self.phase = "opening"
-        self.stream = 0
-        self.generation = 0
-        self.next_number = self.next_id = 1
-        self.sent_steps = 0
-        self.is_lost_again = False
-        self.values: dict[int, int] = {}  # of all arrays that it ever made
-        self.unanswered: deque[tuple[dict[str, Any], StepResult]] = deque()
-        self.outbox: deque[dict[str, Any]] = deque()
-        self.inbox: deque[ev.Command] = deque()
-        self.restoring: StepResult | None = None
-
-    def send(self, result: StepResult, **step: Any) -> None:
-        result.number = self.next_number
-        self.next_number += 1
-        message = {"session_id": self.session_id, "number": result.number, "executable_id": ""} | step
-        message["generation"] = self.generation
-        self.unanswered.append((message, result))
-        self.outbox.append(message)
-
-    def tell(self) -> None:
-        self.outbox.append({"protection": to_event(self.protection.message)})
-
-    def check_journal(self) -> None:
-        """What it would restore, and what it would send again, make all arrays that there are."""
-        base = self.protection.base
-        if not self.protection.is_on or base is None:
-            return
-        assert self.journal.position - len(self.journal.entries) <= base.position, "entries that are needed are gone"
-        made = set(base.live)
-        for entry in self.journal.entries[base.position - self.journal.position :] if self.journal.entries else ():
-            if isinstance(entry, SentStep):
-                made |= set(entry.request.outputs)
-        assert made >= self.journal.live.keys(), "the journal does not make all arrays"
-
-
-def to_event(message: master_pb2.Protection) -> ev.Protection:
-    return ev.Protection(is_wanted=message.is_wanted, is_ready=message.is_ready, snapshot=message.snapshot)
 
 
 class World:
@@ -251,7 +94,7 @@ class World:
             commands = machine.handle(self.state, event, self.now_s)
             self.carry_out(commands)
 
-    def carry_out(self, commands: list[ev.Command]) -> None:
+    def carry_out(self, commands: list[do.Command]) -> None:
         """As `Master` in `shell.py` does."""
         for command in commands:
             act = partial(self._act, command)
@@ -260,36 +103,36 @@ class World:
             else:
                 act()
 
-    def _act(self, command: ev.Command) -> None:
+    def _act(self, command: do.Command) -> None:
         assert self.state is not None
         match command:
-            case ev.RunOnWorkers() | ev.OpenOnWorkers() | ev.CloseOnWorkers() | ev.StoreOnWorkers():
+            case do.RunOnWorkers() | do.OpenOnWorkers() | do.CloseOnWorkers() | do.StoreOnWorkers():
                 self._order(command)
-            case ev.ReleaseOnWorkers() | ev.ReportOnWorkers():
+            case do.ReleaseOnWorkers() | do.ReportOnWorkers():
                 self._order(command)
-            case ev.NameSnapshot():
+            case do.NameSnapshot():
                 self.ledger.write()
-            case ev.RetainOnDaemons():
+            case do.RetainOnDaemons():
                 sessions = tuple(self.ledger.with_ended(command.sessions))
                 for daemon in self.daemons:
                     if daemon.connection:
                         daemon.inbox.append(replace(command, sessions=sessions))
-            case ev.StartExecutor() | ev.StopExecutor():
+            case do.StartExecutor() | do.StopExecutor():
                 for daemon in self.daemons:
                     if daemon.connection == command.connection:
                         daemon.inbox.append(command)
-            case ev.AskForRecent():
+            case do.AskForRecent():
                 self._send_recent(command)
-            case ev.Redeliver():
+            case do.Redeliver():
                 self._redeliver(command)
-            case ev.Notice() | ev.ReplyStep() | ev.EndStream():
+            case do.Notice() | do.ReplyStep() | do.EndStream():
                 for client in self.clients.values():
                     if client.stream == command.stream:
                         client.inbox.append(command)
-            case ev.Answer() | ev.Fail():
+            case do.Answer() | do.Fail():
                 self._answer(command)
 
-    def _order(self, order: ev.ToWorkers) -> None:
+    def _order(self, order: do.ToWorkers) -> None:
         assert self.state is not None
         formation = self.state.formation
         known = {daemon.node: daemon for daemon in self.daemons if daemon.connection}
@@ -299,7 +142,7 @@ class World:
                 executor.inbox.append((order, peers))
                 executor.log.append((order, peers))
 
-    def _send_recent(self, ask: ev.AskForRecent) -> None:
+    def _send_recent(self, ask: do.AskForRecent) -> None:
         executor = next(each for each in self.executors.values() if each.connection == ask.connection)
         late = tuple(
             ev.LoggedCommand(sequence=each[0].sequence, payload=each)
@@ -308,7 +151,7 @@ class World:
         )
         executor.outbox.append(ev.RecentReceived(connection=ask.connection, commands=late))
 
-    def _redeliver(self, command: ev.Redeliver) -> None:
+    def _redeliver(self, command: do.Redeliver) -> None:
         executor = next(each for each in self.executors.values() if each.connection == command.connection)
         late = [each.payload for each in command.commands]
         executor.inbox.extend(late)
@@ -355,12 +198,12 @@ class World:
         if not daemon.inbox:
             return
         match daemon.inbox.popleft():
-            case ev.RetainOnDaemons(generation=generation, sequence=sequence, sessions=sessions):
+            case do.RetainOnDaemons(generation=generation, sequence=sequence, sessions=sessions):
                 daemon.store.retain(dict(sessions), order=(generation, sequence))
-            case ev.StopExecutor(generation=generation):
+            case do.StopExecutor(generation=generation):
                 if node in self.executors and self.executors[node].generation == generation:
                     self.end_executor(node)
-            case ev.StartExecutor(generation=generation):
+            case do.StartExecutor(generation=generation):
                 if node in self.executors:
                     self.end_executor(node)
                 self.executors[node] = Executor(node, generation)
@@ -416,23 +259,23 @@ class World:
             return
         order, peers = executor.inbox.popleft()
         match order:
-            case ev.StoreOnWorkers():
+            case do.StoreOnWorkers():
                 executor.storing.append(self._store(executor, order, peers))
                 return
-            case ev.ReportOnWorkers():
+            case do.ReportOnWorkers():
                 reports = tuple(self._report(executor, name) for name in executor.arrays)
                 report = ev.ReportReceived(connection=executor.connection, sequence=order.sequence, sessions=reports)
                 executor.outbox.append(report)
                 return
-            case ev.OpenOnWorkers(session_id=name):
+            case do.OpenOnWorkers(session_id=name):
                 executor.arrays.setdefault(name, {})
-            case ev.CloseOnWorkers(session_id=name):
+            case do.CloseOnWorkers(session_id=name):
                 for table in (executor.arrays, executor.steps, executor.copied, executor.stored, executor.kept):
                     cast(dict[str, object], table).pop(name, None)
-            case ev.ReleaseOnWorkers(session_id=name, array_ids=ids):
+            case do.ReleaseOnWorkers(session_id=name, array_ids=ids):
                 for array_id in ids:
                     executor.arrays.get(name, {}).pop(array_id, None)
-            case ev.RunOnWorkers(step=step):
+            case do.RunOnWorkers(step=step):
                 self._run(executor, step)
                 error = executor.steps[step.session_id][step.number].error
                 self._done(executor, order.sequence, error)
@@ -486,7 +329,7 @@ class World:
         )
         return ev.SessionReport(session_id=name, arrays=arrays, steps=tuple(executor.steps.get(name, {}).values()))
 
-    def _store(self, executor: Executor, order: ev.StoreOnWorkers, peers: tuple[Daemon | None, ...]) -> Iterator[None]:
+    def _store(self, executor: Executor, order: do.StoreOnWorkers, peers: tuple[Daemon | None, ...]) -> Iterator[None]:
         """What the snapshots' thread of an executor does, call by call; see `SnapshotWorker._keep`."""
         name, number, error = order.session_id, order.number, None
         if executor.kept.get(name) == number:
@@ -525,7 +368,7 @@ class World:
     _is_late = False
 
     def _offer(
-        self, executor: Executor, order: ev.StoreOnWorkers, daemon: Daemon, parts: dict[PartKey, int | None]
+        self, executor: Executor, order: do.StoreOnWorkers, daemon: Daemon, parts: dict[PartKey, int | None]
     ) -> list[PartKey]:
         return daemon.store.offer(
             order.session_id, order.number, dict.fromkeys(parts, 8), keep=order.keep,
@@ -578,11 +421,11 @@ class World:
         self._calls[call] = session_id, client
         self.handle(ev.SessionRequested(call=call, session_id=session_id, name=session_id))
 
-    def _answer(self, command: ev.Answer | ev.Fail) -> None:
+    def _answer(self, command: do.Answer | do.Fail) -> None:
         session_id, client = self._calls.pop(command.call, ("", None))
         if client is None:
             return
-        if isinstance(command, ev.Fail):
+        if isinstance(command, do.Fail):
             self._forget(session_id, client)
             return
         self.ledger.after(partial(self._opened, session_id, client))
@@ -664,9 +507,9 @@ class World:
         if client is None or not client.inbox:
             return
         match client.inbox.popleft():
-            case ev.EndStream():
+            case do.EndStream():
                 raise AssertionError("a session that was acknowledged is gone")
-            case ev.Notice(lost=lost, snapshot=end):
+            case do.Notice(lost=lost, snapshot=end):
                 if lost is not None:
                     self._note_loss(client)
                 if end is not None and end.error is not None:
@@ -675,7 +518,7 @@ class World:
                 elif end is not None and client.protection.complete(end.number):
                     self.completed += 1
                     client.tell()
-            case ev.ReplyStep(number=number, error=error):
+            case do.ReplyStep(number=number, error=error):
                 if client.unanswered and client.unanswered[0][1].number == number:
                     self._take_reply(client, client.unanswered.popleft()[1], error)
 

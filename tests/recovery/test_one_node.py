@@ -6,12 +6,13 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 
 import shardwright as sw
-from tests.recovery.training import assert_same, run, train, train_by_key
+from tests.recovery.training import State, assert_same, run, train, train_by_key
 
 
 def kill_executor(session: sw.Session) -> None:
@@ -30,16 +31,28 @@ def session() -> Iterator[sw.Session]:
         yield session
 
 
-def test_training_goes_on_with_the_same_losses(session: sw.Session) -> None:
-    expected = run(session, 20, function=train_by_key)
+def train_aloud(state: State, x: jax.Array) -> tuple[State, jax.Array]:
+    state, loss = train_by_key(state, x)
+    jax.debug.print("{}", state[2])
+    return state, loss
+
+
+def test_training_goes_on_with_the_same_losses_and_says_nothing_twice(
+    session: sw.Session, capfd: pytest.CaptureFixture[str]
+) -> None:
+    expected = run(session, 20, function=train_aloud)
 
     def disturb(number: int) -> None:
         if number == 13:
             kill_executor(session)
 
     before = len(session.recoveries)
-    assert_same(run(session, 20, function=train_by_key, after_call=disturb), expected)
+    assert_same(run(session, 20, function=train_aloud, after_call=disturb), expected)
     assert len(session.recoveries) == before + 1
+    lines = [line.split() for line in capfd.readouterr().out.splitlines()]
+    assert [int(count) for *_, count in lines] == 2 * list(range(1, 21))
+    numbers = [int(number.rstrip(":")) for _, number, _ in lines]
+    assert numbers == sorted({*numbers})
 
 
 @pytest.mark.dear

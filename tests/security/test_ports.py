@@ -160,6 +160,7 @@ def running(request: pytest.FixtureRequest) -> Iterator[tuple[list[psutil.Proces
         ("tokens", people.TOKENS["olga"], "guess", "does not carry this service's key"),
     ],
     indirect=["running"],
+    ids=["tls", "token", "token and key"],  # a test's name is in the environment of servers that it starts
 )
 def test_snapshots_ask_for_the_token_and_the_daemon_s_key(
     running: tuple[list[psutil.Process], RawClient], bearer: str, key: str, refusal: str

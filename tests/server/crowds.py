@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 
 from shardwright.server.limits import Limits
+from shardwright.server.master import commands as do
 from shardwright.server.master import events as ev
 from shardwright.server.master import machine, recovered
 from shardwright.server.master.sessions import Session
@@ -47,14 +48,14 @@ class Resident:
 class _CrowdedWorld(World):
     """Without a look at every invariant after every event: there are thousands. Keeps the commands that matter here."""
 
-    def send(self, event: ev.Event) -> list[ev.Command]:
+    def send(self, event: ev.Event) -> list[do.Command]:
         commands = machine.handle(self.state, event, self.now_s)
-        self.commands += [each for each in commands if isinstance(each, ev.Compile | ev.RetainOnDaemons)]
-        self.orders += [each for each in commands if isinstance(each, ev.ToWorkers)]
+        self.commands += [each for each in commands if isinstance(each, do.Compile | do.RetainOnDaemons)]
+        self.orders += [each for each in commands if isinstance(each, do.ToWorkers)]
         for each in commands:
-            if isinstance(each, ev.StartExecutor):
+            if isinstance(each, do.StartExecutor):
                 self.generation_of[each.process_id] = each.generation
-            if isinstance(each, ev.NameSnapshot):
+            if isinstance(each, do.NameSnapshot):
                 self.send(ev.SnapshotNamed(session_id=each.session_id, number=each.number))
         return commands
 
@@ -82,7 +83,7 @@ class Schedule:
             self._crowd_comes, self._crowd_comes, self._crowd_stirs, self._time_passes, self._time_passes,
             self._clients_leave, self._executors_die, self._master_dies,
         )  # fmt: skip
-        self.world.take(ev.RetainOnDaemons)
+        self.world.take(do.RetainOnDaemons)
         for _ in range(MOVES):
             self.random.choice(moves)()
             self._look()
@@ -92,13 +93,13 @@ class Schedule:
         self._find_room()
         return self.lost
 
-    def _send(self, event: ev.Event) -> list[ev.Command]:
+    def _send(self, event: ev.Event) -> list[do.Command]:
         commands = self.world.send(event)
         self._compile()
         return commands
 
     def _compile(self) -> None:
-        for order in self.world.take(ev.Compile):
+        for order in self.world.take(do.Compile):
             self.world.send(ev.CompileFinished(plan_id=order.plan_id, program=PROGRAM))
         self.world.all_done()
 
@@ -196,7 +197,7 @@ class Schedule:
                         name=resident.name,
                     )
                 )  # fmt: skip
-                if not any(isinstance(each, ev.Answer) and each.call == call for each in commands):
+                if not any(isinstance(each, do.Answer) and each.call == call for each in commands):
                     self.lost.append(f"{resident.session_id} cannot be taken up")
                 if resident.updates and resident.arrays:
                     resident.arrays = {3}
@@ -302,7 +303,7 @@ class Schedule:
                     data_address=f"host:{9000 + node}", device_count=4, received=old.sequence,
                 )
             )  # fmt: skip
-        (order,) = [each for each in world.orders if isinstance(each, ev.ReportOnWorkers)]
+        (order,) = [each for each in world.orders if isinstance(each, do.ReportOnWorkers)]
         world.orders.remove(order)
         for node in range(world.node_count):
             connection = world.executor_connection(node)
@@ -321,7 +322,7 @@ class Schedule:
         machine.check_invariants(self.world.state)
         for resident in self.residents:
             self.lost += [f"{resident.session_id}: {what}" for what in self._misses(resident)]
-        for retain in self.world.take(ev.RetainOnDaemons):
+        for retain in self.world.take(do.RetainOnDaemons):
             snapshots = dict(retain.sessions)
             for resident in self.residents:
                 if resident.snapshot and snapshots.get(resident.session_id, CROWD) > resident.snapshot:
@@ -354,7 +355,7 @@ class Schedule:
         refused = [
             each
             for each in self._send(ev.SessionRequested(call=call, session_id="new", owner="dave", person="dave"))
-            if isinstance(each, ev.Fail)
+            if isinstance(each, do.Fail)
         ]
         if refused:
             self.lost.append(f"room for dave: {refused[0].error}")

@@ -26,7 +26,7 @@ from shardwright.plans.layouts import Layout, distinct_shards, logical_part, pad
 from shardwright.plans.plan import Plan
 from shardwright.plans.plan_json import decode
 from shardwright.proto.v1 import master_pb2, master_pb2_grpc
-from shardwright.protocol import wire
+from shardwright.protocol import plan_messages, wire
 from shardwright.protocol.session_secrets import session_metadata
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -87,7 +87,7 @@ class RawClient:
     def plan(
         self, program_id: str, options: PlanOptions | None = None, devices: range | None = None
     ) -> tuple[str, Plan]:
-        request = wire.plan_request(
+        request = plan_messages.plan_request(
             options or PlanOptions(), session_id=self.session_id, program_id=program_id, devices=devices
         )
         unpacker = wire.TextUnpacker("plan", 1 << 30)

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
 from shardwright.server.limits import Limits
+from shardwright.server.master import commands as do
 from shardwright.server.master import events as ev
 from shardwright.server.master import machine
 from shardwright.server.master.nodes import Identity, Member
@@ -16,6 +17,12 @@ IDENTITY = Identity(cluster_hash="h", shardwright_version="1", jax_version="2")
 WAIT_S = 100.0
 TICK_S = 0.5
 PROGRAM = ev.ProgramInfo(plan_id="plan", argument_count=2, donated=frozenset({0}), output_bytes=(8, 4))
+
+#: Of jaxlib 0.9.
+MISSES_ANOTHER = (
+    "F0101 client.cc:80] Terminating process because the JAX distributed service detected fatal errors. This most "
+    "likely indicates that another task died; see the other task logs for more details."
+)
 
 C = TypeVar("C")
 
@@ -27,8 +34,8 @@ class World:
     node_count: int = 2
     limits: Limits = field(default_factory=lambda: Limits(pending_steps=4, sessions=2, session_array_bytes=1000))
     now_s: float = 0.0
-    commands: list[ev.Command] = field(default_factory=list)
-    orders: list[ev.ToWorkers] = field(default_factory=list)
+    commands: list[do.Command] = field(default_factory=list)
+    orders: list[do.ToWorkers] = field(default_factory=list)
     generation_of: dict[int, int] = field(default_factory=dict)  # node → generation it was told to start
     names_by_hand: bool = False  # whether the answers of the store are the test's
     heard: dict[int, dict[str, Any]] = field(default_factory=dict)  # node → what its executor says that it is doing
@@ -39,15 +46,15 @@ class World:
         )
         self.state = MasterState.create(members, IDENTITY, self.limits, wait_s=WAIT_S)
 
-    def send(self, event: ev.Event) -> list[ev.Command]:
+    def send(self, event: ev.Event) -> list[do.Command]:
         commands = machine.handle(self.state, event, self.now_s)
         machine.check_invariants(self.state)
         self.commands += commands
-        self.orders += [command for command in commands if isinstance(command, ev.ToWorkers)]
+        self.orders += [command for command in commands if isinstance(command, do.ToWorkers)]
         for command in commands:
-            if isinstance(command, ev.StartExecutor):
+            if isinstance(command, do.StartExecutor):
                 self.generation_of[command.process_id] = command.generation
-            if isinstance(command, ev.NameSnapshot) and not self.names_by_hand:
+            if isinstance(command, do.NameSnapshot) and not self.names_by_hand:
                 self.send(ev.SnapshotNamed(session_id=command.session_id, number=command.number))
         return commands
 
@@ -57,15 +64,15 @@ class World:
         self.commands = [command for command in self.commands if not isinstance(command, kind)]
         return results
 
-    def later(self, seconds: float) -> list[ev.Command]:
+    def later(self, seconds: float) -> list[do.Command]:
         self.now_s += seconds
         return self.send(ev.Tick())
 
     def passes(
         self, seconds: float, *, silent: Collection[int] = (), silent_daemons: Collection[int] = ()
-    ) -> list[ev.Command]:
+    ) -> list[do.Command]:
         """Time in ticks, with signs of life of all but these nodes' executors and daemons; what came of it."""
-        commands: list[ev.Command] = []
+        commands: list[do.Command] = []
         for _ in range(round(seconds / TICK_S)):
             for connection, node in self.state.formation.connections.items():
                 if node not in silent:
@@ -77,7 +84,7 @@ class World:
         return commands
 
     # ---- nodes: daemon connections are 10 + node, executor connections 100·generation + node ----
-    def daemon_joins(self, node: int, /, **wrong: object) -> list[ev.Command]:
+    def daemon_joins(self, node: int, /, **wrong: object) -> list[do.Command]:
         hello: dict[str, object] = {
             "connection": 10 + node, "node": node, "cluster_hash": "h", "shardwright_version": "1",
             "jax_version": "2", "coordinator_address": f"host:{node}",
@@ -87,7 +94,7 @@ class World:
     def executor_connection(self, node: int) -> int:
         return 100 * self.generation_of[node] + node
 
-    def executor_joins(self, node: int, device_count: int = 4) -> list[ev.Command]:
+    def executor_joins(self, node: int, device_count: int = 4) -> list[do.Command]:
         return self.send(
             ev.ExecutorJoined(
                 connection=self.executor_connection(node), node=node, generation=self.generation_of[node],
@@ -95,13 +102,17 @@ class World:
             )
         )  # fmt: skip
 
-    def executor_dies(self, node: int) -> list[ev.Command]:
+    def executor_dies(self, node: int, exit_code: int = -9, last_lines: str = "a\nlast words") -> list[do.Command]:
         return self.send(
             ev.ExecutorExited(
-                connection=10 + node, generation=self.generation_of[node], exit_code=-9, last_lines="a\nlast words",
+                connection=10 + node, generation=self.generation_of[node], exit_code=exit_code, last_lines=last_lines,
                 coordinator_address=f"host:{node}",
             )
         )  # fmt: skip
+
+    def executor_misses_another(self, node: int) -> list[do.Command]:
+        """It is ended by jax.distributed, as after another one's end."""
+        return self.executor_dies(node, exit_code=-6, last_lines=MISSES_ANOTHER)
 
     def node_leaves(self, node: int) -> None:
         """Its daemon died, and its executor with it."""
@@ -124,7 +135,7 @@ class World:
             for node in range(self.node_count):
                 self.done(order.sequence, node, **how)
 
-    def all_done_of(self, kind: type[ev.Command], **how: object) -> None:
+    def all_done_of(self, kind: type[do.Command], **how: object) -> None:
         """Every executor carries out the orders of this kind so far; the others wait."""
         orders = [order for order in self.orders if isinstance(order, kind)]
         self.orders = [order for order in self.orders if not isinstance(order, kind)]
@@ -132,7 +143,7 @@ class World:
             for node in range(self.node_count):
                 self.done(order.sequence, node, **how)
 
-    def done(self, sequence: int, node: int, **how: object) -> list[ev.Command]:
+    def done(self, sequence: int, node: int, **how: object) -> list[do.Command]:
         connection = self.executor_connection(node)
         return self.send(ev.CommandDone(connection=connection, sequence=sequence, **how))  # type: ignore[arg-type]
 
@@ -159,7 +170,7 @@ class World:
 
     def runs(self) -> list[int]:
         """Numbers of the steps that executors were told to run, so far."""
-        return [order.step.number for order in self.orders if isinstance(order, ev.RunOnWorkers)]
+        return [order.step.number for order in self.orders if isinstance(order, do.RunOnWorkers)]
 
 
 def ready_world(node_count: int = 2) -> World:

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 
 from shardwright.errors import AuthenticationError
 from shardwright.server.limits import Limits
+from shardwright.server.master import commands as do
 from shardwright.server.master import events as ev
 from shardwright.server.master import machine, recovered
 from shardwright.server.master.nodes import Member
@@ -53,7 +54,7 @@ class Restarted:
         )  # fmt: skip
 
     def report(self, node: int) -> None:
-        (order,) = [each for each in self.commands if isinstance(each, ev.ReportOnWorkers)]
+        (order,) = [each for each in self.commands if isinstance(each, do.ReportOnWorkers)]
         array = ev.UploadedArray(array_id=7, size_bytes=8, devices=range(4))
         report = ev.SessionReport(session_id="s", arrays=(array,), executables=("plan",))
         self.send(ev.ReportReceived(connection=100 + node, sequence=order.sequence, sessions=(report,)))
@@ -72,10 +73,10 @@ class Restarted:
 
     def started(self) -> list[int]:
         """Connections of the daemons that were told to start an executor."""
-        return [each.connection for each in self.commands if isinstance(each, ev.StartExecutor)]
+        return [each.connection for each in self.commands if isinstance(each, do.StartExecutor)]
 
     def texts(self) -> str:
-        return "\n".join(each.text for each in self.commands if isinstance(each, ev.Log))
+        return "\n".join(each.text for each in self.commands if isinstance(each, do.Log))
 
 
 def adopted() -> Restarted:
@@ -153,10 +154,10 @@ def test_executors_of_nodes_that_left_the_file_are_not_waited_for() -> None:
 def test_a_name_is_given_to_who_knows_the_session() -> None:
     world = adopted()
     world.send(ev.SessionRequested(call=1, session_id="other", name="run-7", salt="x"))
-    (refused,) = [each for each in world.commands if isinstance(each, ev.Fail)]
+    (refused,) = [each for each in world.commands if isinstance(each, do.Fail)]
     assert isinstance(refused.error, AuthenticationError)
     world.send(ev.SessionRequested(call=2, session_id="s", name="run-7", salt="x"))
     for node in (0, 2):
         world.report(node)
-    (answer,) = [each for each in world.commands if isinstance(each, ev.Answer)]
+    (answer,) = [each for each in world.commands if isinstance(each, do.Answer)]
     assert answer.call == 2

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from shardwright.errors import DatasetError
+from shardwright.server.master import commands as do
 from shardwright.server.master import events as ev
 from tests.server.simulation import World, ready_world
 
@@ -38,15 +39,15 @@ def test_a_step_without_the_batch_waits_its_turn() -> None:
 def test_where_one_worker_fails_the_others_stop_and_nobody_runs_what_reads_it() -> None:
     world, sequence = reading()
     world.done(sequence, 0, error=DatasetError("no shard"))
-    (abort,) = world.take(ev.AbortOnWorkers)
+    (abort,) = world.take(do.AbortOnWorkers)
     assert (abort.sequence, abort.nodes) == (sequence, frozenset({1}))
     world.done(sequence, 1)
     assert world.runs() == [1]
-    assert [(reply.number, str(reply.error)) for reply in world.take(ev.ReplyStep)] == [
+    assert [(reply.number, str(reply.error)) for reply in world.take(do.ReplyStep)] == [
         (1, "no shard"),
         (2, "no shard"),
     ]
-    released = [order for order in world.orders if isinstance(order, ev.ReleaseOnWorkers)]
+    released = [order for order in world.orders if isinstance(order, do.ReleaseOnWorkers)]
     assert {array_id for order in released for array_id in order.array_ids} == {8, 9, 10, 11}
     world.step(3, (1, 2), (12, 13))
     assert world.runs() == [1, 3], "what it does not concern goes on"
@@ -56,7 +57,7 @@ def test_a_worker_that_reads_long_after_another_failed_is_left_in_peace() -> Non
     world, sequence = reading()
     world.done(sequence, 0, error=DatasetError("no shard"))
     world.passes(10 * world.limits.divergence_s)
-    assert not [command for command in world.commands if isinstance(command, ev.StartExecutor)]
+    assert not [command for command in world.commands if isinstance(command, do.StartExecutor)]
 
 
 def test_a_step_is_not_late_while_its_batch_is_read() -> None:
@@ -80,10 +81,10 @@ def test_a_loss_while_it_is_read() -> None:
     world, _ = reading()
     world.executor_dies(0)
     assert not world.state.sessions["s"].being_read
-    assert not world.take(ev.ReplyStep), "it is read again, as nobody has seen it"
+    assert not world.take(do.ReplyStep), "it is read again, as nobody has seen it"
     world.orders.clear()
     world.executor_dies(1)
     for node in (0, 1):
         world.executor_joins(node)
     world.all_done()
-    assert [(reply.number, reply.error) for reply in world.take(ev.ReplyStep)] == [(1, None), (2, None)]
+    assert [(reply.number, reply.error) for reply in world.take(do.ReplyStep)] == [(1, None), (2, None)]

@@ -14,6 +14,7 @@ from shardwright.errors import ResourceLimitError, ShardwrightError
 from shardwright.proto.v1 import master_pb2
 from shardwright.server.access import Access
 from shardwright.server.limits import Limits
+from shardwright.server.master import commands as do
 from shardwright.server.master import events as ev
 from shardwright.server.master.content_store import ContentStore
 from shardwright.server.security import Protection
@@ -40,7 +41,7 @@ def open_session(world: World, session_id: str, person: str = "", name: str = ""
     """The error that it fails with, or None."""
     call = len(world.state.sessions) + 1000
     asked = ev.SessionRequested(call=call, session_id=session_id, owner=person, person=person, name=name)
-    failures = [each for each in world.send(asked) if isinstance(each, ev.Fail) and each.call == call]
+    failures = [each for each in world.send(asked) if isinstance(each, do.Fail) and each.call == call]
     world.all_done()
     return failures[0].error if failures else None
 
@@ -124,7 +125,7 @@ def test_a_person_has_so_much_memory_in_all_sessions_together() -> None:
     put(world, "one", 1, 60)
     put(world, "hers", 1, 60)
     put(world, "two", 1, 41)
-    order = next(each for each in world.orders if isinstance(each, ev.ReleaseOnWorkers))
+    order = next(each for each in world.orders if isinstance(each, do.ReleaseOnWorkers))
     assert isinstance(order.error, ResourceLimitError)
     assert "the arrays of bob would take 101 B in 2 sessions, the limit is 100 B for one person" in order.error.message
     world.send(ev.SessionClosed(call=1, session_id="one"))

@@ -15,6 +15,7 @@ import pytest
 from shardwright.errors import SessionError, StateStoreError
 from shardwright.proto.v1 import master_pb2
 from shardwright.server.limits import Limits
+from shardwright.server.master import commands as do
 from shardwright.server.master import events as ev
 from shardwright.server.master import machine, recovered
 from shardwright.server.master.ledger import Contents
@@ -197,13 +198,13 @@ def test_the_client_of_a_lost_session_is_told(folder: Path) -> None:
     state = MasterState.create(members, IDENTITY, Limits(), wait_s=WAIT_S, now_s=0.0)
     recovered.restore(state, stored, 0.0)
     (end,) = machine.handle(state, ev.StepsOpened(stream=1, session_id="a1"), 1.0)
-    assert isinstance(end, ev.EndStream)
+    assert isinstance(end, do.EndStream)
     assert isinstance(end.error, SessionError)
     assert "row 'a1', column last_number" in end.error.message
     asked = ev.SessionRequested(call=1, session_id="c3", name="run-a1", salt="x")
     (refusal,) = machine.handle(state, asked, 1.0)
-    assert isinstance(refusal, ev.Fail)
+    assert isinstance(refusal, do.Fail)
     assert "row 'a1', column last_number" in refusal.error.message
     assert "checkpoint" in refusal.error.remedy
-    assert not any(isinstance(command, ev.Fail) for command in machine.handle(state, asked, 2.0))
+    assert not any(isinstance(command, do.Fail) for command in machine.handle(state, asked, 2.0))
     assert "b2" in state.sessions

@@ -10,7 +10,7 @@ import pytest
 from shardwright.plans.plan import Plan
 from shardwright.proto.v1 import worker_pb2
 from shardwright.server.limits import Limits
-from shardwright.server.master import events as ev
+from shardwright.server.master import commands as do
 from shardwright.server.master.content_store import PlanRecord
 from shardwright.server.master.executables import compile_program, load_messages
 from shardwright.server.master.formation import Formation
@@ -47,7 +47,7 @@ def messages(
     """The payloads' first chunks, and the order."""
     record = PlanRecord(plan=planned, json_gzip=b"")
     program = compile_program("plan", record, compiler, formation.nodes_of)
-    *chunks, load = load_messages(ev.LoadOnWorkers(sequence=1, session_id="s", program=program), formation)
+    *chunks, load = load_messages(do.LoadOnWorkers(sequence=1, session_id="s", program=program), formation)
     return [chunk.message.chunk.chunk for chunk in chunks], load.message
 
 

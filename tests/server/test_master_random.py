@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
 from shardwright.errors import ExecutionError
+from shardwright.server.master import commands as do
 from shardwright.server.master import events as ev
 from shardwright.server.master import saves
 from tests.server.simulation import PROGRAM, World
@@ -26,7 +27,7 @@ class MasterHistory(RuleBasedStateMachine):
     def __init__(self) -> None:
         super().__init__()
         self.world = World(node_count=NODES)
-        self.inbox: dict[int, deque[ev.ToWorkers]] = {node: deque() for node in range(NODES)}
+        self.inbox: dict[int, deque[do.ToWorkers]] = {node: deque() for node in range(NODES)}
         self.generation = 0
         self.stream = 0
         self.next_number = 1
@@ -44,17 +45,17 @@ class MasterHistory(RuleBasedStateMachine):
             for inbox in self.inbox.values():
                 inbox.clear()
         for order in self.world.orders:
-            if isinstance(order, ev.RunOnWorkers):
+            if isinstance(order, do.RunOnWorkers):
                 self.dispatched[order.step.number] += 1
             for inbox in self.inbox.values():
                 inbox.append(order)
         self.world.orders.clear()
-        for told in [*self.world.take(ev.Answer), *self.world.take(ev.Fail)]:
+        for told in [*self.world.take(do.Answer), *self.world.take(do.Fail)]:
             if told.call >= FIRST_WAIT:
                 self.waiting.remove(told.call)  # once: KeyError the second time
-        for reply in self.world.take(ev.ReplyStep):
+        for reply in self.world.take(do.ReplyStep):
             self.replied.setdefault(reply.stream, []).append(reply.number)
-        for compiling in self.world.take(ev.Compile):
+        for compiling in self.world.take(do.Compile):
             self.world.send(ev.CompileFinished(plan_id=compiling.plan_id, program=PROGRAM))
 
     # ---- the cluster -------------------------------------------------------
@@ -90,10 +91,10 @@ class MasterHistory(RuleBasedStateMachine):
             self.world.executor_joins(node)
             self.deliver()
 
-    @rule(node=nodes)
-    def executor_dies(self, node: int) -> None:
+    @rule(node=nodes, misses_another=st.booleans())
+    def executor_dies(self, node: int, misses_another: bool = False) -> None:
         if self.world.state.formation.nodes[node].executor:
-            self.world.executor_dies(node)
+            (self.world.executor_misses_another if misses_another else self.world.executor_dies)(node)
             self.deliver()
 
     @rule(node=nodes)
@@ -109,7 +110,7 @@ class MasterHistory(RuleBasedStateMachine):
             order = self.inbox[node].popleft()
             error = (
                 ExecutionError("no")
-                if fails and saves.is_file_work(order) | isinstance(order, ev.RunOnWorkers)
+                if fails and saves.is_file_work(order) | isinstance(order, do.RunOnWorkers)
                 else None
             )
             self.world.done(order.sequence, node, error=error, written_bytes=4 if writes_all else 0)

@@ -13,7 +13,7 @@ from shardwright.plans.pipeline_plan import ArgumentEntry, OutputEntry, Pipeline
 from shardwright.proto.v1 import master_pb2, worker_pb2
 from shardwright.protocol import wire
 from shardwright.server.limits import Limits
-from shardwright.server.master import events as ev
+from shardwright.server.master import commands as do
 from shardwright.server.master.content_store import PlanRecord
 from shardwright.server.master.executables import compile_program, load_messages, load_result
 from shardwright.server.master.formation import Formation
@@ -57,7 +57,7 @@ class OneNode:
         record = PlanRecord(plan=self.plan, json_gzip=b"")
         program = compile_program("plan", record, compiler, self.formation.nodes_of)
         assert program.stages == (frozenset({0}),) * 2
-        *chunks, load = load_messages(ev.LoadOnWorkers(sequence=1, session_id=SESSION, program=program), self.formation)
+        *chunks, load = load_messages(do.LoadOnWorkers(sequence=1, session_id=SESSION, program=program), self.formation)
         for chunk in chunks:
             self.executor.handle(chunk.message)
         done = self.answer(load.message)

@@ -10,7 +10,7 @@ import pytest
 
 from shardwright.options.plan_options import PlanOptions
 from shardwright.proto.v1 import master_pb2
-from shardwright.protocol import wire
+from shardwright.protocol import plan_messages, wire
 from tests.server.programs import training_step
 from tests.server.raw_client import RawClient, Server, embedded, wait_until
 
@@ -23,7 +23,7 @@ def running() -> Iterator[tuple[Server, RawClient]]:
 
 
 def request(client: RawClient, program: str, options: PlanOptions) -> master_pb2.PlanProgramRequest:
-    return wire.plan_request(options, session_id=client.session_id, program_id=program)
+    return plan_messages.plan_request(options, session_id=client.session_id, program_id=program)
 
 
 def test_progress_comes_before_the_plan_and_ends_with_its_figures(running: tuple[Server, RawClient]) -> None:

@@ -287,9 +287,9 @@ def test_an_embedded_server_ends_with_its_client_even_when_killed() -> None:
 
 @pytest.mark.cluster
 def test_a_client_that_went_away_frees_its_session() -> None:
-    for _, client in embedded(2, "--grace", "1"):
+    for _, client in embedded(2, "--grace", "4"):
         stream = client.steps()
-        time.sleep(2.0)
+        time.sleep(5.0)
         assert len(client.call("Status", master_pb2.StatusRequest()).sessions) == 1, "an open stream keeps it"
         stream.end()
         wait_until(lambda client=client: not client.call("Status", master_pb2.StatusRequest()).sessions)

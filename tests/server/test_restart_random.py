@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import initialize, invariant, rule
 
 from shardwright.errors import ShardwrightError
+from shardwright.server.master import commands as do
 from shardwright.server.master import events as ev
 from shardwright.server.master import recovered
 from shardwright.server.master.state import MasterState
@@ -24,28 +25,28 @@ from tests.server.test_master_random import NODES, MasterHistory, ids, nodes
 class Executor:
     """One node's: what it got, and what it has done of that."""
 
-    log: list[ev.ToWorkers] = field(default_factory=list)
+    log: list[do.ToWorkers] = field(default_factory=list)
     arrays: dict[int, int] = field(default_factory=dict)
     loaded: bool = False
     is_open: bool = False
     steps: dict[int, ev.StepRecord] = field(default_factory=dict)
 
-    def carry_out(self, order: ev.ToWorkers, error: ShardwrightError | None) -> None:
+    def carry_out(self, order: do.ToWorkers, error: ShardwrightError | None) -> None:
         match order:
-            case ev.OpenOnWorkers():
+            case do.OpenOnWorkers():
                 self.is_open = True
-            case ev.CloseOnWorkers():
+            case do.CloseOnWorkers():
                 self.is_open, self.loaded = False, False
                 self.arrays.clear()
                 self.steps.clear()
-            case ev.LoadOnWorkers():
+            case do.LoadOnWorkers():
                 self.loaded = True
-            case ev.UnloadOnWorkers():
+            case do.UnloadOnWorkers():
                 self.loaded = False
-            case ev.ReleaseOnWorkers(array_ids=array_ids):
+            case do.ReleaseOnWorkers(array_ids=array_ids):
                 for array_id in array_ids:
                     self.arrays.pop(array_id, None)
-            case ev.RunOnWorkers(step=step):
+            case do.RunOnWorkers(step=step):
                 self._run(step, error)
 
     def _run(self, step: ev.StepRequested, error: ShardwrightError | None) -> None:
@@ -97,14 +98,14 @@ class RestartHistory(MasterHistory):
             self.acknowledged.clear()
         self.stored_generation, self.stored_team = formation.generation, formation.team  # before they are started
         orders = list(self.world.orders)
-        if {each.call for each in self.world.commands if isinstance(each, ev.Answer)} & {1, 2, 5}:
+        if {each.call for each in self.world.commands if isinstance(each, do.Answer)} & {1, 2, 5}:
             self.rows = {key: recovered.row_of(session) for key, session in self.world.state.sessions.items()}
         self.rows = {key: row for key, row in self.rows.items() if key in self.world.state.sessions}
-        self.acknowledged |= {reply.number for reply in self.world.commands if isinstance(reply, ev.ReplyStep)}
+        self.acknowledged |= {reply.number for reply in self.world.commands if isinstance(reply, do.ReplyStep)}
         super().deliver()
         for executor in self.executors.values():
             executor.log += orders
-        for redeliver in self.world.take(ev.Redeliver):
+        for redeliver in self.world.take(do.Redeliver):
             node = formation.connections[redeliver.connection]
             late = [each.payload for each in redeliver.commands]
             self.executors[node].log[-1:-1] = late if orders else []
@@ -115,7 +116,7 @@ class RestartHistory(MasterHistory):
         if not self.inbox[node]:
             return
         order = self.inbox[node][0]
-        if isinstance(order, ev.ReportOnWorkers):
+        if isinstance(order, do.ReportOnWorkers):
             self.inbox[node].popleft()
             connection = self.world.executor_connection(node)
             reports = self.executors[node].report()
@@ -212,9 +213,9 @@ class RestartHistory(MasterHistory):
                 )
             )  # fmt: skip
         self.generation = self.stored_generation
-        for ask in world.take(ev.AskForRecent):
+        for ask in world.take(do.AskForRecent):
             late = tuple(
-                ev.LoggedCommand(sequence=each.sequence, is_load=isinstance(each, ev.LoadOnWorkers), payload=each)
+                ev.LoggedCommand(sequence=each.sequence, is_load=isinstance(each, do.LoadOnWorkers), payload=each)
                 for each in longest
                 if each.sequence > ask.after
             )

@@ -7,6 +7,7 @@ import random
 import pytest
 
 from shardwright.server.limits import Limits
+from shardwright.server.master import commands as do
 from shardwright.server.master import events as ev
 from shardwright.server.master import machine, node_reports, watchdog
 from shardwright.server.master.nodes import Identity, Member
@@ -204,7 +205,7 @@ class ElasticWorld:
     def send(self, event: ev.Event) -> None:
         commands = machine.handle(self.state, event, self.now_s)
         machine.check_invariants(self.state)
-        starts = [command for command in commands if isinstance(command, ev.StartExecutor)]
+        starts = [command for command in commands if isinstance(command, do.StartExecutor)]
         if starts:
             nodes = [start.connection - 10 for start in starts]
             assert nodes == sorted(nodes) == list(self.state.formation.team)
@@ -215,11 +216,11 @@ class ElasticWorld:
             assert not self.asked, "executors of a generation are gone before the next one starts"
             self.asked = dict.fromkeys(nodes, starts[0].generation)
         for command in commands:
-            if isinstance(command, ev.Drained) and command.nodes is not None:
+            if isinstance(command, do.Drained) and command.nodes is not None:
                 self.drained |= command.nodes
-            if isinstance(command, ev.Log):
+            if isinstance(command, do.Log):
                 self.logs.append(command.text)
-            if isinstance(command, ev.StopExecutor) and command.connection - 10 in self.asked:
+            if isinstance(command, do.StopExecutor) and command.connection - 10 in self.asked:
                 self.stopping.add(command.connection - 10)
 
     def daemon_joins(self, node: int) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from shardwright.errors import CheckpointError, DeadlineError, InternalError, SessionError, WorkerLostError
+from shardwright.server.master import commands as do
 from shardwright.server.master import events as ev
 from tests.server.simulation import World, ready_world
 
@@ -18,8 +19,8 @@ def wait_for(world: World, number: int) -> None:
 
 def answer(world: World) -> object:
     """What the one who waits for the save was told: its value, or its error."""
-    told: list[object] = [command.value for command in world.take(ev.Answer) if command.call == CALL]
-    told += [command.error for command in world.take(ev.Fail) if command.call == CALL]
+    told: list[object] = [command.value for command in world.take(do.Answer) if command.call == CALL]
+    told += [command.error for command in world.take(do.Fail) if command.call == CALL]
     (one,) = told
     return one
 
@@ -27,7 +28,7 @@ def answer(world: World) -> object:
 def saving(world: World) -> World:
     """Arrays 1 and 2, of 8 bytes each, were copied by step 1; the order to write them is out."""
     world.step(1, (1, 2), (), **SAVE)
-    world.all_done_of(ev.RunOnWorkers)
+    world.all_done_of(do.RunOnWorkers)
     wait_for(world, 1)
     return world
 
@@ -36,19 +37,19 @@ def test_all_nodes_copy_then_all_write_then_it_is_committed() -> None:
     world = ready_world()
     world.step(1, (1, 2), (), **SAVE)
     (copy,) = world.orders
-    assert isinstance(copy, ev.RunOnWorkers)
+    assert isinstance(copy, do.RunOnWorkers)
     world.done(copy.sequence, 0)
-    assert not world.take(ev.ReplyStep), "the other node has not copied yet"
+    assert not world.take(do.ReplyStep), "the other node has not copied yet"
     world.done(copy.sequence, 1)
-    assert [reply.number for reply in world.take(ev.ReplyStep)] == [1], "the client may go on"
+    assert [reply.number for reply in world.take(do.ReplyStep)] == [1], "the client may go on"
     wait_for(world, 1)
     write = world.orders[-1]
-    assert isinstance(write, ev.WriteOnWorkers)
+    assert isinstance(write, do.WriteOnWorkers)
     world.done(write.sequence, 1, written_bytes=12)
     assert len(world.orders) == 2, "nothing is committed before all have written"
     world.done(write.sequence, 0, written_bytes=4)
     commit = world.orders[-1]
-    assert isinstance(commit, ev.FinishOnWorkers)
+    assert isinstance(commit, do.FinishOnWorkers)
     assert commit.is_commit
     world.now_s += 3
     world.done(commit.sequence, 0)
@@ -77,8 +78,8 @@ def test_a_donated_array_cannot_be_saved() -> None:
     world = ready_world()
     world.step(1, (1, 2), (3, 4))
     world.step(2, (1,), (), **SAVE)
-    world.all_done_of(ev.RunOnWorkers)
-    reply = world.take(ev.ReplyStep)[-1]
+    world.all_done_of(do.RunOnWorkers)
+    reply = world.take(do.ReplyStep)[-1]
     assert "donated to step 1" in str(reply.error)
     wait_for(world, 2)
     assert isinstance(answer(world), CheckpointError)
@@ -90,7 +91,7 @@ def test_what_fails_on_one_node_ends_the_save_for_all(phase: str) -> None:
     error = CheckpointError("disk full")
     world.step(1, (1, 2), (), **SAVE)
     wait_for(world, 1)
-    for kind, name in ((ev.RunOnWorkers, "copy"), (ev.WriteOnWorkers, "write"), (ev.FinishOnWorkers, "commit")):
+    for kind, name in ((do.RunOnWorkers, "copy"), (do.WriteOnWorkers, "write"), (do.FinishOnWorkers, "commit")):
         order = world.orders.pop()
         assert isinstance(order, kind)
         world.done(order.sequence, 0, written_bytes=16)
@@ -99,9 +100,9 @@ def test_what_fails_on_one_node_ends_the_save_for_all(phase: str) -> None:
             break
     if phase != "commit":
         clean = world.orders.pop()
-        assert isinstance(clean, ev.FinishOnWorkers)
+        assert isinstance(clean, do.FinishOnWorkers)
         assert not clean.is_commit
-        assert not [command for command in world.take(ev.Fail) if command.call == CALL], "first it is cleaned up"
+        assert not [command for command in world.take(do.Fail) if command.call == CALL], "first it is cleaned up"
         for node in range(2):
             world.done(clean.sequence, node)
     assert answer(world) is error
@@ -109,8 +110,8 @@ def test_what_fails_on_one_node_ends_the_save_for_all(phase: str) -> None:
 
 def test_bytes_that_nobody_wrote_are_noticed() -> None:
     world = saving(ready_world())
-    world.all_done_of(ev.WriteOnWorkers, written_bytes=4)
-    world.all_done_of(ev.FinishOnWorkers)
+    world.all_done_of(do.WriteOnWorkers, written_bytes=4)
+    world.all_done_of(do.FinishOnWorkers)
     told = answer(world)
     assert isinstance(told, InternalError)
     assert "8 bytes were written of 16" in told.message
@@ -148,9 +149,9 @@ def test_one_node_that_failed_long_before_the_others_does_not_end_the_generation
 
 def test_a_second_save_is_refused_while_one_is_under_way() -> None:
     world = saving(ready_world())
-    world.take(ev.ReplyStep)
+    world.take(do.ReplyStep)
     world.step(2, (1, 2), (), **SAVE)
-    (reply,) = world.take(ev.ReplyStep)
+    (reply,) = world.take(do.ReplyStep)
     assert isinstance(reply.error, CheckpointError)
     assert "step 1 is still under way" in reply.error.message
 
@@ -160,8 +161,8 @@ def test_a_session_outlives_its_client_until_the_save_is_complete() -> None:
     world.send(ev.StepsClosed(stream=1))
     world.later(world.limits.grace_s + 1)
     assert "s" in world.state.sessions
-    world.all_done_of(ev.WriteOnWorkers, written_bytes=8)
-    world.all_done_of(ev.FinishOnWorkers)
+    world.all_done_of(do.WriteOnWorkers, written_bytes=8)
+    world.all_done_of(do.FinishOnWorkers)
     world.later(world.limits.grace_s + 1)
     assert "s" not in world.state.sessions
 
@@ -186,4 +187,4 @@ def test_a_restore_that_fails_fails_what_reads_it() -> None:
     world.step(1, (), (8, 9), executable_id="", files=ev.FileStepInfo(is_save=False, output_bytes=(8, 8)))
     world.all_done(error=CheckpointError("gone"))
     world.step(2, (8, 9), (10, 11))
-    assert "gone" in str(world.take(ev.ReplyStep)[-1].error)
+    assert "gone" in str(world.take(do.ReplyStep)[-1].error)

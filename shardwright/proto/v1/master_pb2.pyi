@@ -29,7 +29,7 @@ class Node(_message.Message):
     def __init__(self, index: _Optional[int] = ..., data_address: _Optional[str] = ..., first_device: _Optional[int] = ..., device_count: _Optional[int] = ...) -> None: ...
 
 class OpenSessionReply(_message.Message):
-    __slots__ = ("session_id", "server_version", "cluster_name", "platform", "nodes", "chunk_bytes", "jax_version", "max_pending_steps", "grace_s", "read_back_bytes", "is_taken_up", "last_step", "next_array_id", "kept", "snapshot_kept", "snapshot", "was_kept", "session_secret", "is_elastic")
+    __slots__ = ("session_id", "server_version", "cluster_name", "platform", "nodes", "chunk_bytes", "jax_version", "max_pending_steps", "grace_s", "read_back_bytes", "is_taken_up", "last_step", "next_array_id", "kept", "snapshot_kept", "snapshot", "was_kept", "session_secret", "is_elastic", "compute_capability", "cudnn_version")
     SESSION_ID_FIELD_NUMBER: _ClassVar[int]
     SERVER_VERSION_FIELD_NUMBER: _ClassVar[int]
     CLUSTER_NAME_FIELD_NUMBER: _ClassVar[int]
@@ -49,6 +49,8 @@ class OpenSessionReply(_message.Message):
     WAS_KEPT_FIELD_NUMBER: _ClassVar[int]
     SESSION_SECRET_FIELD_NUMBER: _ClassVar[int]
     IS_ELASTIC_FIELD_NUMBER: _ClassVar[int]
+    COMPUTE_CAPABILITY_FIELD_NUMBER: _ClassVar[int]
+    CUDNN_VERSION_FIELD_NUMBER: _ClassVar[int]
     session_id: str
     server_version: str
     cluster_name: str
@@ -68,7 +70,9 @@ class OpenSessionReply(_message.Message):
     was_kept: bool
     session_secret: str
     is_elastic: bool
-    def __init__(self, session_id: _Optional[str] = ..., server_version: _Optional[str] = ..., cluster_name: _Optional[str] = ..., platform: _Optional[str] = ..., nodes: _Optional[_Iterable[_Union[Node, _Mapping]]] = ..., chunk_bytes: _Optional[int] = ..., jax_version: _Optional[str] = ..., max_pending_steps: _Optional[int] = ..., grace_s: _Optional[float] = ..., read_back_bytes: _Optional[int] = ..., is_taken_up: _Optional[bool] = ..., last_step: _Optional[int] = ..., next_array_id: _Optional[int] = ..., kept: _Optional[_Union[KeptState, _Mapping]] = ..., snapshot_kept: _Optional[_Union[KeptState, _Mapping]] = ..., snapshot: _Optional[int] = ..., was_kept: _Optional[bool] = ..., session_secret: _Optional[str] = ..., is_elastic: _Optional[bool] = ...) -> None: ...
+    compute_capability: str
+    cudnn_version: str
+    def __init__(self, session_id: _Optional[str] = ..., server_version: _Optional[str] = ..., cluster_name: _Optional[str] = ..., platform: _Optional[str] = ..., nodes: _Optional[_Iterable[_Union[Node, _Mapping]]] = ..., chunk_bytes: _Optional[int] = ..., jax_version: _Optional[str] = ..., max_pending_steps: _Optional[int] = ..., grace_s: _Optional[float] = ..., read_back_bytes: _Optional[int] = ..., is_taken_up: _Optional[bool] = ..., last_step: _Optional[int] = ..., next_array_id: _Optional[int] = ..., kept: _Optional[_Union[KeptState, _Mapping]] = ..., snapshot_kept: _Optional[_Union[KeptState, _Mapping]] = ..., snapshot: _Optional[int] = ..., was_kept: _Optional[bool] = ..., session_secret: _Optional[str] = ..., is_elastic: _Optional[bool] = ..., compute_capability: _Optional[str] = ..., cudnn_version: _Optional[str] = ...) -> None: ...
 
 class KeptState(_message.Message):
     __slots__ = ("description", "array_ids", "updates")
@@ -165,7 +169,7 @@ class ForcedPin(_message.Message):
     def __init__(self, name_pattern: _Optional[str] = ..., dimension: _Optional[int] = ..., axes: _Optional[str] = ..., replicated: _Optional[bool] = ...) -> None: ...
 
 class PlanProgramRequest(_message.Message):
-    __slots__ = ("session_id", "program_id", "mesh", "forced_strategy", "forced_pins", "argument_layouts", "output_layouts", "argument_names", "output_names", "memory_budget_bytes", "memory_fraction", "deadline_s", "effort", "rewrites", "mode", "first_device", "device_count", "micro_batches", "micro_batch_inexact", "stages", "schedule", "imbalance", "remat", "constraints", "bucket_bytes", "rest", "local_arguments", "plan_gzip", "first_plan", "in_background")
+    __slots__ = ("session_id", "program_id", "mesh", "forced_strategy", "forced_pins", "argument_layouts", "output_layouts", "argument_names", "output_names", "memory_budget_bytes", "memory_fraction", "deadline_s", "effort", "rewrites", "mode", "first_device", "device_count", "micro_batches", "micro_batch_inexact", "stages", "schedule", "imbalance", "remat", "simple", "fused_attention", "constraints", "bucket_bytes", "rest", "local_arguments", "plan_gzip", "first_plan", "in_background")
     SESSION_ID_FIELD_NUMBER: _ClassVar[int]
     PROGRAM_ID_FIELD_NUMBER: _ClassVar[int]
     MESH_FIELD_NUMBER: _ClassVar[int]
@@ -189,6 +193,8 @@ class PlanProgramRequest(_message.Message):
     SCHEDULE_FIELD_NUMBER: _ClassVar[int]
     IMBALANCE_FIELD_NUMBER: _ClassVar[int]
     REMAT_FIELD_NUMBER: _ClassVar[int]
+    SIMPLE_FIELD_NUMBER: _ClassVar[int]
+    FUSED_ATTENTION_FIELD_NUMBER: _ClassVar[int]
     CONSTRAINTS_FIELD_NUMBER: _ClassVar[int]
     BUCKET_BYTES_FIELD_NUMBER: _ClassVar[int]
     REST_FIELD_NUMBER: _ClassVar[int]
@@ -219,6 +225,8 @@ class PlanProgramRequest(_message.Message):
     schedule: str
     imbalance: float
     remat: str
+    simple: bool
+    fused_attention: str
     constraints: str
     bucket_bytes: int
     rest: str
@@ -226,7 +234,7 @@ class PlanProgramRequest(_message.Message):
     plan_gzip: bytes
     first_plan: bool
     in_background: bool
-    def __init__(self, session_id: _Optional[str] = ..., program_id: _Optional[str] = ..., mesh: _Optional[_Iterable[_Union[_common_pb2.MeshAxis, _Mapping]]] = ..., forced_strategy: _Optional[str] = ..., forced_pins: _Optional[_Iterable[_Union[ForcedPin, _Mapping]]] = ..., argument_layouts: _Optional[_Iterable[_Union[PinnedLayout, _Mapping]]] = ..., output_layouts: _Optional[_Iterable[_Union[PinnedLayout, _Mapping]]] = ..., argument_names: _Optional[_Iterable[str]] = ..., output_names: _Optional[_Iterable[str]] = ..., memory_budget_bytes: _Optional[int] = ..., memory_fraction: _Optional[float] = ..., deadline_s: _Optional[float] = ..., effort: _Optional[str] = ..., rewrites: _Optional[str] = ..., mode: _Optional[str] = ..., first_device: _Optional[int] = ..., device_count: _Optional[int] = ..., micro_batches: _Optional[int] = ..., micro_batch_inexact: _Optional[bool] = ..., stages: _Optional[int] = ..., schedule: _Optional[str] = ..., imbalance: _Optional[float] = ..., remat: _Optional[str] = ..., constraints: _Optional[str] = ..., bucket_bytes: _Optional[int] = ..., rest: _Optional[str] = ..., local_arguments: _Optional[_Iterable[int]] = ..., plan_gzip: _Optional[bytes] = ..., first_plan: _Optional[bool] = ..., in_background: _Optional[bool] = ...) -> None: ...
+    def __init__(self, session_id: _Optional[str] = ..., program_id: _Optional[str] = ..., mesh: _Optional[_Iterable[_Union[_common_pb2.MeshAxis, _Mapping]]] = ..., forced_strategy: _Optional[str] = ..., forced_pins: _Optional[_Iterable[_Union[ForcedPin, _Mapping]]] = ..., argument_layouts: _Optional[_Iterable[_Union[PinnedLayout, _Mapping]]] = ..., output_layouts: _Optional[_Iterable[_Union[PinnedLayout, _Mapping]]] = ..., argument_names: _Optional[_Iterable[str]] = ..., output_names: _Optional[_Iterable[str]] = ..., memory_budget_bytes: _Optional[int] = ..., memory_fraction: _Optional[float] = ..., deadline_s: _Optional[float] = ..., effort: _Optional[str] = ..., rewrites: _Optional[str] = ..., mode: _Optional[str] = ..., first_device: _Optional[int] = ..., device_count: _Optional[int] = ..., micro_batches: _Optional[int] = ..., micro_batch_inexact: _Optional[bool] = ..., stages: _Optional[int] = ..., schedule: _Optional[str] = ..., imbalance: _Optional[float] = ..., remat: _Optional[str] = ..., simple: _Optional[bool] = ..., fused_attention: _Optional[str] = ..., constraints: _Optional[str] = ..., bucket_bytes: _Optional[int] = ..., rest: _Optional[str] = ..., local_arguments: _Optional[_Iterable[int]] = ..., plan_gzip: _Optional[bytes] = ..., first_plan: _Optional[bool] = ..., in_background: _Optional[bool] = ...) -> None: ...
 
 class PlanProgress(_message.Message):
     __slots__ = ("phase", "detail", "incumbent_s", "lower_bound_s", "elapsed_s")
