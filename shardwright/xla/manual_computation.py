@@ -1,9 +1,10 @@
 """Operations computed part by part on devices, because XLA's partitioner would gather their arrays whole.
 
-In a Fourier transform, a top-k, a grouped convolution, or a custom call with a declared sharding rule, the parts are
-independent. The partitioner has no case for them, or a wrong one: it gathers every split operand, and every device
-computes all of it. In a manual computation (Shardy's `sdy.manual_computation`, the lowering of `jax.shard_map`) the
-operation works on its device's parts, and the partitioner leaves it alone.
+In a Fourier transform, a top-k, a grouped convolution, a custom call with a declared sharding rule, or a gather among
+the collectives of a manual region that is split over other axes than its own, the parts are independent. The
+partitioner has no case for them, or a wrong one: it gathers every split operand, and every device computes all of it.
+In a manual computation (Shardy's `sdy.manual_computation`, the lowering of `jax.shard_map`) the operation works on its
+device's parts, and the partitioner leaves it alone.
 
 Parts are computed by the same operation; only the groups of a convolution are fewer (`local_convolutions`). Around the
 manual computation:
@@ -20,15 +21,18 @@ from typing import Any
 
 from shardwright.plans.plan import InstructionPlan
 from shardwright.plans.shardings import Mesh, TensorSharding
-from shardwright.reserved_names import IDENTITY_TARGETS
+from shardwright.reserved_names import ENTER_REGION, IDENTITY_TARGETS, LEAVE_REGION
 from shardwright.xla import private
 from shardwright.xla.local_convolutions import is_gathered_whole, local_groups
-from shardwright.xla.one_row import first_rows, reach_row, split_rows
+from shardwright.xla.manual_region import ManualRegion, first_numbers, pad_to_parts, replace_elements
+from shardwright.xla.one_row import reach_row, split_rows
+from shardwright.xla.part_results import part_results, result_types
 from shardwright.xla.partial_sums import splits_image
 from shardwright.xla.strip import annotation_target
-from shardwright.xla.zeros import pad_with_zeros, zero_constant
 
 _MANUAL_OPERATIONS = frozenset({"stablehlo.fft", "mhlo.topk"})
+#: XLA keeps sums and permutes of devices' parts split.
+_COLLECTIVES = frozenset({"stablehlo.all_gather", "stablehlo.all_to_all", "stablehlo.reduce_scatter"})
 _CONVOLUTION = "stablehlo.convolution"
 
 
@@ -40,7 +44,9 @@ def is_manual(operation: Any, entry: InstructionPlan) -> bool:
     if split_rows(operation, entry):
         return True
     if operation.operation.name != "stablehlo.custom_call":
-        return operation.operation.name in _MANUAL_OPERATIONS
+        return operation.operation.name in _MANUAL_OPERATIONS | _COLLECTIVES
+    if annotation_target(operation) in (ENTER_REGION, LEAVE_REGION):
+        return False
     frontend = operation.attributes.get("mhlo.frontend_attributes", ())
     is_known = annotation_target(operation) in IDENTITY_TARGETS or any(
         attribute.name == "num_batch_dims" for attribute in frontend
@@ -58,42 +64,27 @@ def compute_manually(
     used = tuple(leaf for operand in entry.operands for leaf in operand)
     if not any(sharding.axes for sharding in (*used, *entry.result)):
         return
-    ir, sdy = private.ir(), private.dialect("sdy")
-    summands = {*entry.partial, *(axis for lies in entry.result for axis in lies.unreduced)}
-    summed = tuple(axis for axis in mesh.sizes if axis in summands)
-    whole_types, is_tuple = _result_types(operation)
-    made = tuple(_before_sum(lies, summed) for lies in entry.result)
-    stacked = tuple(TensorSharding((summed, *lies.dims)) for lies in made) if summed else made
-    axes = sdy.ManualAxesAttr.get([ir.StringAttr.get(axis.name) for axis in mesh.axes])
-    per_value = sdy.TensorShardingPerValueAttr.get
-    with operation.location, ir.InsertionPoint(operation):
-        operands = [
-            pad_with_zeros(value, _even_shape(value.type, lies, mesh))
-            for value, lies in zip(operation.operands, used, strict=True)
-        ]
-        even_types = [_tensor_type(_even_shape(*pair, mesh), pair[0]) for pair in zip(whole_types, made, strict=True)]
-        terms = [_tensor_type((mesh.size(summed), *kind.shape), kind) for kind in even_types] if summed else even_types
+    whole_types, is_tuple = result_types(operation)
+    results = part_results(whole_types, entry, mesh)
+    with operation.location, private.ir().InsertionPoint(operation):
         rows = split_rows(operation, entry)
-        firsts = [first_rows(each, operands[0].type.shape[each.dim], mesh) for each in rows]
+        operands = pad_to_parts(operation.operands, used, mesh)
+        shape = operands[0].type.shape
+        firsts = [first_numbers(each.axes, shape[each.dim] // mesh.size(each.axes), mesh) for each in rows]
         operands += [first for first, _ in firsts]
         used += tuple(lies for _, lies in firsts)
-        manual = sdy.ManualComputationOp(
-            terms, operands, per_value([*map(attribute, used)]), per_value([*map(attribute, stacked)]), axes
-        )
-        inputs = _parts([operand.type for operand in operands], used, mesh)
-        block = manual.regions[0].blocks.append(*inputs, arg_locs=[operation.location] * len(inputs))
-        with ir.InsertionPoint(block):
-            parts, arguments = _parts(even_types, made, mesh), [*block.arguments]
+        region = ManualRegion(operands, used, results, mesh, attribute)
+        with region:
+            arguments, parts = region.arguments, region.parts
             if rows:
                 count = len(arguments) - len(rows)
-                results = reach_row(operation, arguments[:count], arguments[count:], rows, parts)
+                values = reach_row(operation, arguments[:count], arguments[count:], rows, parts)
             else:
-                results = _compute_part(operation, arguments, parts, used, mesh, is_tuple=is_tuple)
-            sdy.ReturnOp([_as_term(result) for result in results] if summed else results)
-        values = [_add_terms(value) for value in manual.results] if summed else [*manual.results]
-        values = [_slice_to(value, kind) for value, kind in zip(values, whole_types, strict=True)]
+                values = _compute_part(operation, arguments, parts, used, mesh, is_tuple=is_tuple)
+            region.hand_out(values)
+        values = region.join()
     if is_tuple:
-        _replace_elements(operation, values)
+        replace_elements(operation, values)
     else:
         for whole, result in zip(operation.results, values, strict=True):
             whole.replace_all_uses_with(result)
@@ -111,6 +102,8 @@ def _compute_part(
 ) -> list[Any]:
     """The same operation of one device's parts, at the current insertion point. parts: the types of its results."""
     ir = private.ir()
+    if operation.operation.name in _COLLECTIVES:
+        return _clone_part(operation, arguments, parts)
     attributes = {name: operation.attributes[name] for name in operation.attributes}
     if operation.operation.name == _CONVOLUTION:
         attributes |= local_groups(operation, used, mesh)
@@ -123,52 +116,14 @@ def _compute_part(
     return [_element(part, number, kind) for number, kind in enumerate(parts)] if is_tuple else [*part.results]
 
 
-def _result_types(operation: Any) -> tuple[list[Any], bool]:
-    """The types of the arrays of an operation's result, and whether they come in a tuple."""
-    types = [value.type for value in operation.results]
-    if len(types) == 1 and isinstance(types[0], private.ir().TupleType):
-        return [types[0].get_type(number) for number in range(types[0].num_types)], True
-    return types, False
-
-
-def _before_sum(sharding: TensorSharding, summed: Sequence[str]) -> TensorSharding:
-    """The layout of a device's part of a result, before it is added up, and scattered, over the axes `summed`."""
-    return TensorSharding(tuple(tuple(axis for axis in dim if axis not in summed) for dim in sharding.dims))
-
-
-def _even_shape(kind: Any, sharding: TensorSharding, mesh: Mesh) -> tuple[int, ...]:
-    """The dimensions of an array with all parts as large as the first."""
-    parts = sharding.shard_shape(tuple(kind.shape), mesh)
-    return tuple(size * mesh.size(axes) for size, axes in zip(parts, sharding.dims, strict=True))
-
-
-def _as_term(result: Any) -> Any:
-    """One device's partial result along a dimension in front."""
-    return private.dialect("stablehlo").ReshapeOp(_tensor_type((1, *result.type.shape), result.type), result).result
-
-
-def _add_terms(terms: Any) -> Any:
-    """The sum along the first dimension."""
-    ir, stablehlo = private.ir(), private.dialect("stablehlo")
-    scalar = _tensor_type((), terms.type)
-    whole = _tensor_type(tuple(terms.type.shape)[1:], terms.type)
-    total = stablehlo.ReduceOp([whole], [terms], [zero_constant(terms.type.element_type)], [0])
-    body = total.regions[0].blocks.append(scalar, scalar)
-    with ir.InsertionPoint(body):
-        stablehlo.ReturnOp([stablehlo.AddOp(*body.arguments).result])
-    return total.results[0]
-
-
-def _slice_to(value: Any, kind: Any) -> Any:
-    """The value without its padding."""
-    if value.type == kind:
-        return value
-    rank = len(kind.shape)
-    return private.dialect("stablehlo").SliceOp(value, [0] * rank, list(kind.shape), [1] * rank).result
-
-
-def _tensor_type(shape: Sequence[int], like: Any) -> Any:
-    return private.ir().RankedTensorType.get(list(shape), like.element_type)
+def _clone_part(operation: Any, arguments: Sequence[Any], parts: Sequence[Any]) -> list[Any]:
+    """The same operation of one device's parts, with the regions within it."""
+    part = operation.operation.clone(private.ir().InsertionPoint.current)
+    for number, argument in enumerate(arguments):
+        part.operands[number] = argument
+    for result, kind in zip(part.results, parts, strict=True):
+        result.set_type(kind)
+    return [*part.results]
 
 
 def _element(operation: Any, number: int, kind: Any) -> Any:
@@ -178,19 +133,3 @@ def _element(operation: Any, number: int, kind: Any) -> Any:
     return ir.Operation.create(
         "stablehlo.get_tuple_element", results=[kind], operands=[operation.results[0]], attributes={"index": index}
     ).results[0]
-
-
-def _replace_elements(operation: Any, results: Sequence[Any]) -> None:
-    """Have the readers of a tuple's elements read these arrays."""
-    for use in list(operation.results[0].uses):
-        element = use.owner
-        element.operation.results[0].replace_all_uses_with(results[element.attributes["index"].value])
-        element.operation.erase()
-
-
-def _parts(types: Sequence[Any], shardings: Sequence[TensorSharding], mesh: Mesh) -> list[Any]:
-    """The type of one device's part of each array."""
-    return [
-        _tensor_type(sharding.shard_shape(tuple(whole.shape), mesh), whole)
-        for whole, sharding in zip(types, shardings, strict=True)
-    ]
