@@ -24,6 +24,11 @@ INPUT_POLL_S = 0.01
 #: Seconds that a program which hands a secret out through a pipe may take: it asks a server, as a rule.
 PIPE_WAIT_S = 30.0
 
+# ---- `kernels/forms` -----------------------------------------------
+#: Bytes of a kernel's programs for its parts, unpacked: what a text may make a process allocate for each. One of them
+#: has some 10 kB.
+MAX_FORMS_BYTES = 1 << 27
+
 # ---- `protocol/wire` -----------------------------------------------
 #: Bytes of one message of a stream, about: fewer take more messages, more keep others waiting. gRPC's default limit is
 #: 4 MiB.
@@ -44,6 +49,9 @@ PROGRESS_INTERVAL_S = 0.05
 SHOW_AFTER_S = 2.0
 EVERY_S = 10.0
 
+#: Seconds that a stage of a preparation takes before it is named in the last line.
+MIN_SHOWN_S = 0.1
+
 # ---- `offline` -----------------------------------------------------
 #: Plans of searches that were interrupted, which the same call returns: so many, at most.
 MOST_INTERRUPTED = 8
@@ -59,3 +67,8 @@ PROOF_TOLERANCE = 0.02
 #: Bytes of a payload that is not worth a line of the plan, all executions of a step together: reductions of scalars.
 #: What a loop runs again and again soon is, for its bytes as for what each execution waits.
 SMALL_PAYLOAD_BYTES = 256
+
+# ---- `explicit/asked` ----------------------------------------------
+#: Values that are looked through for a source line, where an instruction has none: fewer miss it, more may take one
+#: that has nothing to do with it.
+MOST_NEIGHBORS = 16

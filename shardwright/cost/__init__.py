@@ -1,6 +1,12 @@
-"""Cost of a plan: seconds of compute and communication, bytes of memory, from hardware data."""
+"""Cost of a plan: seconds of compute and communication, bytes of memory, from hardware data.
+
+Called, the module is `shardwright.cost(flops=…)` of users (`given.py`).
+"""
+
+import sys
 
 from shardwright.cost.compute import compute_time_s, flops, is_free, memory_traffic_bytes
+from shardwright.cost.given import CallableModule
 from shardwright.cost.moves.collectives import Topology, collective_time_s, group_time_s, latency_share, wire_bytes
 from shardwright.cost.moves.reshard import reshard, reshard_time_s
 from shardwright.cost.moves.reshard_cache import Move
@@ -32,3 +38,5 @@ __all__ = [
     "reshard_time_s",
     "wire_bytes",
 ]
+
+sys.modules[__name__].__class__ = CallableModule

@@ -15,10 +15,14 @@ from collections.abc import Callable, Iterator, Sequence
 from math import log2, prod
 from typing import NamedTuple
 
+from shardwright.attention import read_call
+from shardwright.cost.attention import attention_flops, attention_time_s
 from shardwright.cost.convolution import convolution_flops
+from shardwright.cost.kernels import kernel_price, kernel_time_s
 from shardwright.cost.opcodes import IDENTITIES, LOOPS, MARKER_TARGETS
 from shardwright.cost.profiles import HardwareProfile
 from shardwright.hlo import ArrayShape, Instruction
+from shardwright.hlo.opcodes import COLLECTIVES
 from shardwright.hlo.shapes import ELEMENT_BITS
 
 ShardShapes = Sequence[tuple[int, ...]]
@@ -67,6 +71,10 @@ def flops(instruction: Instruction, operand_shapes: ShardShapes, result_shapes: 
         return 2.0 * prod(result_shapes[0]) * prod(operand_shapes[0][dim] for dim in contracted)
     if opcode == "convolution":
         return convolution_flops(instruction, operand_shapes, result_shapes)
+    if opcode == "custom-call" and (call := read_call(instruction)) is not None:
+        return attention_flops(call, operand_shapes)
+    if opcode == "custom-call" and (price := kernel_price(instruction, operand_shapes)) is not None:
+        return price.flops
     if opcode in _WORK:
         return _WORK[opcode](instruction, operand_shapes, result_shapes)
     return 0.0 if opcode in _MOVES_ONLY else float(prod(result_shapes[0]))
@@ -134,8 +142,10 @@ def compute_time_s(
 
     ends_kernel: whether it is the last of a kernel of fused instructions; the others share that launch. traffic: its
         memory traffic; None: all the traffic of a separate kernel, of which fused instructions pay a part.
+
+    Collectives, those of manual regions, take none: they are priced as what they send.
     """
-    if is_free(instruction):
+    if is_free(instruction) or instruction.opcode in COLLECTIVES:
         return 0.0
     work = flops(instruction, operand_shapes, result_shapes)
     size_bytes = (
@@ -144,6 +154,10 @@ def compute_time_s(
         else kernel_bytes(instruction, operand_shapes, result_shapes, traffic)
     )
     memory_s = size_bytes / profile.memory_bandwidth_bytes_per_s
+    if instruction.opcode == "custom-call" and (call := read_call(instruction)) is not None:
+        return attention_time_s(call, operand_shapes, memory_s, profile)
+    if instruction.opcode == "custom-call" and (price := kernel_price(instruction, operand_shapes)) is not None:
+        return kernel_time_s(instruction, price, size_bytes, profile)
     if instruction.opcode in _KERNEL_OPCODES:
         rate = profile.vector_flops_per_s
         if instruction.opcode in ("dot", "convolution", "ragged-dot"):

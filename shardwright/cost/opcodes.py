@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from shardwright.reserved_names import ENTER_REGION, LEAVE_REGION
+
 #: Elementwise, too costly to recompute (XLA's InstructionFusion::IsExpensive).
 EXPENSIVE_ELEMENTWISE = frozenset({
     "acos", "acosh", "asin", "asinh", "atan2", "atanh", "cbrt", "cosh", "cosine", "divide", "erf", "exp2",
@@ -48,9 +50,10 @@ ANY_TYPE = IDENTITIES | TUPLE_VIEWS | {
     "transpose", "while",
 }  # fmt: skip
 
-#: Custom calls that only mark a value (annotations and constraints): identities.
+#: Custom calls that only mark a value (annotations, constraints, borders of manual regions): identities.
 MARKER_TARGETS = frozenset({
     "Sharding", "shardwright.annotate", "xla.sdy.FuncResultSharding", "SPMDFullToShardShape", "SPMDShardToFullShape",
+    ENTER_REGION, LEAVE_REGION,
 })  # fmt: skip
 
 #: Opcodes computed element by element in a kernel that can fuse its operands.

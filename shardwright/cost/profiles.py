@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import re
 import tomllib
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from functools import cache
 from importlib import resources
@@ -72,6 +73,30 @@ class Compiler:
         return self.margin_bytes(limit_bytes) / limit_bytes
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AttentionKernel:
+    """A device's kernel of fused attention (`cost.attention`).
+
+    max_width: of q, k and v, which are multiples of 8 wide. widths_may_differ: whether v may have another width.
+    forward_efficiency / backward_efficiency: part of the peak attained, by width, in rising order.
+    forward_extra_rows / backward_extra_rows: of a causal mask: x rows take 1 + extra / x times their operations.
+    start_s: least time of a call.
+    """
+
+    max_width: int
+    widths_may_differ: bool
+    forward_efficiency: tuple[tuple[int, float], ...]
+    backward_efficiency: tuple[tuple[int, float], ...]
+    forward_extra_rows: int
+    backward_extra_rows: int
+    start_s: float
+
+    def takes(self, element_type: str, width: int, value_width: int) -> bool:
+        """Whether the kernel computes attention of this type and these widths."""
+        fits = all(size <= self.max_width and size % 8 == 0 for size in (width, value_width))
+        return element_type in ("bf16", "f16") and fits and (width == value_width or self.widths_may_differ)
+
+
 @dataclass(frozen=True, kw_only=True)
 class HardwareProfile:
     """One kind of device and the links between devices.
@@ -95,6 +120,8 @@ class HardwareProfile:
     combiner_options: the compiler's options that set those limits, by kind; none where it has none.
     overlap: part of gradient synchronization time hidden behind compute, up to the compute left to hide it.
     compiler: its XLA's treatment of buffers.
+    attention: its kernel of fused attention; None without one.
+    compute_capability, cudnn_version: of CUDA devices, `9.0` and `9.11`; empty elsewhere.
     sources: source of each number, by its path in the data file.
     """
 
@@ -117,6 +144,9 @@ class HardwareProfile:
     combiner_options: tuple[tuple[str, str], ...]
     overlap: float
     compiler: Compiler
+    attention: AttentionKernel | None
+    compute_capability: str
+    cudnn_version: str
     sources: Mapping[str, str]
 
     def matmul_flops_per_s(self, element_type: str) -> float:
@@ -265,8 +295,33 @@ def _slowest(name: str, kinds: Sequence[HardwareProfile]) -> HardwareProfile:
             temporaries_margin=max(profile.compiler.temporaries_margin for profile in kinds),
             small_temporaries_margin=max(profile.compiler.small_temporaries_margin for profile in kinds),
         ),
+        attention=_common_kernel(kinds),
+        compute_capability=_lowest_version(profile.compute_capability for profile in kinds),
+        cudnn_version=_lowest_version(profile.cudnn_version for profile in kinds),
         sources={f"{profile.name}.{key}": text for profile in kinds for key, text in profile.sources.items()},
     )
+
+
+def _common_kernel(kinds: Sequence[HardwareProfile]) -> AttentionKernel | None:
+    """The kernel of attention that all kinds have, with the least widths; None where one has none.
+
+    The rates are those of the kind that attains the least.
+    """
+    kernels = [profile.attention for profile in kinds if profile.attention is not None]
+    if len(kernels) < len(kinds):
+        return None
+    rates = [profile.peak_flops_per_s.get("bf16", 0.0) for profile in kinds]
+    slowest = kernels[rates.index(min(rates))]
+    return replace(
+        slowest,
+        max_width=min(kernel.max_width for kernel in kernels),
+        widths_may_differ=all(kernel.widths_may_differ for kernel in kernels),
+    )
+
+
+def _lowest_version(versions: Iterable[str]) -> str:
+    """The lowest of `9.0`, `10.0`, …; an empty one is lower than all."""
+    return min(versions, key=lambda version: [int(part) for part in version.split(".") if part])
 
 
 def _profile(name: str, data: dict[str, Any]) -> HardwareProfile:
@@ -291,6 +346,12 @@ def _profile(name: str, data: dict[str, Any]) -> HardwareProfile:
             raise ValueError(f"{'.'.join(path)} is {value:g}, not between 0 and 1")
         return value
 
+    def version(which: str) -> str:
+        text = str(value(which)) if which in data else ""
+        if not re.fullmatch(r"(\d{1,3}\.\d{1,3})?", text):
+            raise ValueError(f"{which} is {text!r}, no version such as 9.0")
+        return text
+
     def link(which: str) -> Link:
         return Link(bandwidth_bytes_per_s=number(which, "bandwidth_bytes_per_s"), latency_s=number(which, "latency_s"))
 
@@ -299,6 +360,24 @@ def _profile(name: str, data: dict[str, Any]) -> HardwareProfile:
         sources.update({f"compiler.{name}": reason for name, reason in reasons.items()})
         others = [field.name for field in fields(Compiler) if field.name != "passes"]
         return Compiler(passes=passes, **{name: value("compiler", name) for name in others})
+
+    def attention() -> AttentionKernel | None:
+        if "attention" not in data:
+            return None
+
+        def by_width(which: str) -> tuple[tuple[int, float], ...]:
+            widths = sorted(data["attention"][which], key=int)
+            return tuple((int(width), part("attention", which, width)) for width in widths)
+
+        return AttentionKernel(
+            max_width=int(number("attention", "max_width")),
+            widths_may_differ=bool(value("attention", "widths_may_differ")),
+            forward_efficiency=by_width("forward_efficiency"),
+            backward_efficiency=by_width("backward_efficiency"),
+            forward_extra_rows=int(number("attention", "forward_extra_rows")),
+            backward_extra_rows=int(number("attention", "backward_extra_rows")),
+            start_s=number("attention", "start_s"),
+        )
 
     return HardwareProfile(
         name=name,
@@ -320,5 +399,8 @@ def _profile(name: str, data: dict[str, Any]) -> HardwareProfile:
         combiner_options=tuple((kind, value("combiner_options", kind)) for kind in data.get("combiner_options", ())),
         overlap=part("overlap"),
         compiler=compiler(),
+        attention=attention(),
+        compute_capability=version("compute_capability"),
+        cudnn_version=version("cudnn_version"),
         sources=sources,
     )

@@ -3,16 +3,18 @@
 Lowered for one device, JAX inlines the decorated function. Three cases:
 
 - JAX code: the planner splits it like any other.
-- One call of a foreign function (`jax.ffi.ffi_call`): the declared rule is written onto the call in Shardy's syntax
-  (the planner reads it in `rules/declared_rules.py`).
+- One call of a foreign function (`jax.ffi.ffi_call`, or a primitive that is lowered to one custom call): the declared
+  rule is written onto the call in Shardy's syntax (the planner reads it in `rules/declared_rules.py`), with the numbers
+  of results that nobody reads.
 - A kernel compiled for the sizes of its arrays (Pallas, Triton), or one with callbacks only: it stays whole; callbacks
   run inside the partitioner.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
+from math import prod
 from typing import Any
 
 import jax
@@ -20,10 +22,12 @@ from jax.experimental.custom_partitioning import BATCHING, SdyShardingRule, cust
 from jax.extend.core import ClosedJaxpr, Jaxpr, JaxprEqn, Literal
 from jax.interpreters.mlir import dtype_to_ir_type
 
+from shardwright.xla.lowering_rules import CallForm, one_custom_call
+
 PRIMITIVE = "custom_partitioning"
 
-#: The frontend attribute of a call that holds its rule.
-ATTRIBUTE = "xla.sdy.sharding_rule"
+#: The frontend attribute of a call that names the results which nobody reads, by number.
+UNREAD = "shardwright.unread_results"
 
 #: Equations that only run what they hold.
 _WRAPPERS = {
@@ -43,21 +47,20 @@ Dims = tuple[tuple[str, ...], ...]
 class ForeignCall:
     """The one foreign call made by a function: on the function's own arguments, in any order.
 
-    arguments: per operand, the function's argument. results: per result of the call, the function's result; None:
-    dropped.
+    inputs / outputs: of the equation that makes it, the function's argument, and the function's result; None: dropped.
+    arguments: per operand of the call, the function's argument. results: per result of the call, the function's result;
+    None: dropped. shapes: of the call's results.
     """
 
     equation: JaxprEqn
+    inputs: tuple[int, ...]
+    outputs: tuple[int | None, ...]
     arguments: tuple[int, ...]
     results: tuple[int | None, ...]
-
-    @property
-    def avals(self) -> tuple[Any, ...]:
-        """The types of its results."""
-        return tuple(variable.aval for variable in self.equation.outvars)
+    shapes: tuple[tuple[int, ...], ...]
 
 
-def foreign_call(function: ClosedJaxpr) -> ForeignCall | None:
+def foreign_call(function: ClosedJaxpr, platform: str) -> ForeignCall | None:
     """The foreign call that `function` consists of; None otherwise."""
     jaxpr = function.jaxpr
     while len(jaxpr.eqns) == 1 and (key := _WRAPPERS.get(jaxpr.eqns[0].primitive.name)) is not None:
@@ -67,7 +70,7 @@ def foreign_call(function: ClosedJaxpr) -> ForeignCall | None:
         if not isinstance(inner, Jaxpr) or not _is_alone(jaxpr, equation):
             return None
         jaxpr = inner
-    if len(jaxpr.eqns) != 1 or jaxpr.eqns[0].primitive.name != "ffi_call":
+    if len(jaxpr.eqns) != 1:
         return None
     (equation,) = jaxpr.eqns
     place = {variable: number for number, variable in enumerate(jaxpr.invars)}
@@ -78,11 +81,39 @@ def foreign_call(function: ClosedJaxpr) -> ForeignCall | None:
         return None
     if not output_numbers.keys() <= set(equation.outvars) or len(output_numbers) != len(jaxpr.outvars):
         return None
+    form = _form_of(equation, platform)
+    if form is None:
+        return None
+    inputs = tuple(place[atom] for atom in equation.invars)
+    outputs = tuple(output_numbers.get(variable) for variable in equation.outvars)
+    numbers = dict(zip(form.returned, outputs, strict=True))
     return ForeignCall(
         equation=equation,
-        arguments=tuple(place[atom] for atom in equation.invars),
-        results=tuple(output_numbers.get(variable) for variable in equation.outvars),
+        inputs=inputs,
+        outputs=outputs,
+        arguments=tuple(inputs[number] for number in form.operands),
+        results=tuple(numbers.get(number) for number in range(len(form.results))),
+        shapes=form.results,
     )
+
+
+def _form_of(equation: JaxprEqn, platform: str) -> CallForm | None:
+    """The custom call that an equation is lowered to; None where it is lowered to anything else."""
+    if equation.primitive.name == "ffi_call":
+        avals: list[Any] = [variable.aval for variable in equation.outvars]
+        results, shapes = tuple(range(len(avals))), tuple(aval.shape for aval in avals)
+        return CallForm(operands=tuple(range(len(equation.invars))), results=shapes, returned=results)
+
+    def bind(*operands: Any) -> Any:
+        return equation.primitive.bind(*operands, **equation.params)  # type: ignore[no-untyped-call]
+
+    return one_custom_call(bind, types_of(equation), platform)
+
+
+def types_of(equation: JaxprEqn) -> list[Any]:
+    """The types of an equation's operands."""
+    avals: list[Any] = [atom.aval for atom in equation.invars]
+    return [jax.ShapeDtypeStruct(aval.shape, aval.dtype) for aval in avals]  # type: ignore[no-untyped-call]
 
 
 def _is_alone(jaxpr: Jaxpr, equation: JaxprEqn) -> bool:
@@ -103,7 +134,7 @@ def rule_of(params: dict[str, Any], call: ForeignCall) -> str | None:
     if [*map(len, sides)] != [*map(len, shapes)]:
         return None
     source_dims, dims_of_results = (
-        [_dims(*pair_of_one) for pair_of_one in zip(*pair, strict=True)] for pair in zip(sides, shapes, strict=True)
+        [expand_dims(*of_one) for of_one in zip(*pair, strict=True)] for pair in zip(sides, shapes, strict=True)
     )
     operands = [source_dims[number] for number in call.arguments]
     whole = {*rule.reduction_factors, *rule.need_replication_factors, *rule.permutation_factors}
@@ -112,13 +143,13 @@ def rule_of(params: dict[str, Any], call: ForeignCall) -> str | None:
         for factors, size in zip(dims, shape, strict=True):
             if len(factors) == 1:
                 sizes[factors[0]] = min(size, sizes.get(factors[0], size))
-    if None in call.results:
+    if any(number is None and prod(shape) > 1 for number, shape in zip(call.results, call.shapes, strict=True)):
         whole |= sizes.keys() - _leading([*operands, *(dims_of_results[n] for n in call.results if n is not None)])
     results = [
-        dims_of_results[number] if number is not None else _unread_result_dims(aval.shape, index, operands, sizes)
-        for index, (aval, number) in enumerate(zip(call.avals, call.results, strict=True))
+        dims_of_results[number] if number is not None else _unread_result_dims(shape, index, operands, sizes)
+        for index, (shape, number) in enumerate(zip(call.shapes, call.results, strict=True))
     ]
-    return _text(operands, results, sizes, whole)
+    return rule_text(operands, results, sizes, whole)
 
 
 def _call_rule(rule: Any, static_args: Sequence[Any], function: ClosedJaxpr) -> SdyShardingRule | None:
@@ -146,7 +177,7 @@ def _call_rule(rule: Any, static_args: Sequence[Any], function: ClosedJaxpr) -> 
     return declared if isinstance(declared, SdyShardingRule) else None
 
 
-def _dims(mapping: Sequence[Any], shape: Sequence[int]) -> Dims:
+def expand_dims(mapping: Sequence[Any], shape: Sequence[int]) -> Dims:
     """The factors of each dimension of an array, leading ones written out."""
     dims: list[tuple[str, ...]] = []
     for dim in mapping:
@@ -178,7 +209,14 @@ def _unread_result_dims(shape: Sequence[int], index: int, operands: Sequence[Dim
     return tuple(dims)
 
 
-def _text(operands: Sequence[Dims], results: Sequence[Dims], sizes: dict[str, int], whole: set[str]) -> str:
+def rule_text(
+    operands: Sequence[Dims],
+    results: Sequence[Dims],
+    sizes: dict[str, int],
+    whole: set[str],
+    reduction: Collection[str] = (),
+) -> str:
+    """A rule in Shardy's notation. whole: factors that need replication. reduction: those whose parts are summed."""
     symbols: dict[str, str] = {}
     for dims in (*operands, *results):
         for name in (name for factors in dims for name in factors):
@@ -191,6 +229,8 @@ def _text(operands: Sequence[Dims], results: Sequence[Dims], sizes: dict[str, in
         return ", ".join(f"[{text}]" for text in texts)
 
     factors = ", ".join(f"{symbol}={sizes[name]}" for name, symbol in symbols.items())
+    summed = ", ".join(symbol for name, symbol in symbols.items() if name in reduction)
     replicated = ", ".join(symbol for name, symbol in symbols.items() if name in whole or name.startswith("!"))
-    special = f" need_replication={{{replicated}}}" if replicated else ""
+    special = f" reduction={{{summed}}}" if summed else ""
+    special += f" need_replication={{{replicated}}}" if replicated else ""
     return f"#sdy.op_sharding_rule<({side(operands)})->({side(results)}) {{{factors}}}{special}, custom>"

@@ -7,14 +7,15 @@ machine, with every argument kept, large closed-over arrays turned into argument
 from __future__ import annotations
 
 import functools
-import re
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 import jax
 import numpy as np
 from jax.extend.source_info_util import register_exclusion
+from jax.sharding import NamedSharding
 from jax.tree_util import keystr, tree_flatten_with_path
 
 from shardwright.client.annotate import keep_annotations
@@ -30,27 +31,29 @@ from shardwright.client.array_specs import (
     type_of_value,
 )
 from shardwright.client.arrays import RemoteArray
+from shardwright.client.debug_calls import NO_CALLS
 from shardwright.client.frontends.exports import serialize_function
 from shardwright.client.frontends.jax.argnums import Argnames, Argnums, Parameters, resolve_argnums
 from shardwright.client.frontends.jax.arguments import flatten_arguments, result_refusal, specs_of
+from shardwright.client.frontends.jax.cudnn_calls import refuse_calls_of_cudnn
+from shardwright.client.frontends.jax.donations import aliases_of, without_other_pairs
+from shardwright.client.frontends.jax.explicit_axes import keep_argument_types
+from shardwright.client.frontends.jax.given_shardings import given_sharding, lower_planned, note_need, with_sharding
 from shardwright.client.frontends.jax.jaxprs import (
     HoistedFunction,
     explain_trace_errors,
     hoist_constants,
     refuse_unsupported,
+    without_calls,
 )
 from shardwright.client.frontends.jax.nnx_modules import find_changes, record_variables, require_unshared, write_back
 from shardwright.client.frontends.program import Program
 from shardwright.dtypes import to_element_type
 from shardwright.errors import OptionError
-from shardwright.hlo.donation import pair_donors
 from shardwright.xla import private
+from shardwright.xla.cudnn_checks import answer_checks
 
-register_exclusion(__file__)  # source lines in programs are the user's
-
-_ALIASES, _DONORS = "input_output_alias={", "buffer_donor={"
-_ALIAS = re.compile(r"\{\s*(\d*)\s*\}:\s*\((\d+),")
-_DONOR = re.compile(r"\((\d+),")
+register_exclusion(str(Path(__file__).parents[2]))  # source lines in programs are the user's, none of the client's
 
 #: Settings that change what is traced, though `jax.jit` itself traces nothing anew when they change.
 _TRACED_SETTINGS = ("jax_default_prng_impl", "jax_enable_custom_prng", "jax_legacy_prng_key")
@@ -65,19 +68,38 @@ class Signature:
     tree: structure of (args, kwargs) without the static ones.
     specs: types of its leaves, in order.
     settings: JAX's, with effect on tracing: precision, promotion, x64, …
+    shardings: of the leaves, as they were given; no part of the signature: what the first call says holds.
     """
 
     statics: tuple[tuple[int | str, Any], ...]
     tree: Any
     specs: tuple[ArraySpec, ...]
     settings: Any = None
+    shardings: tuple[NamedSharding | None, ...] = field(default=(), compare=False)
+
+    @property
+    def types(self) -> list[jax.ShapeDtypeStruct]:
+        """Of the leaves, with their shardings."""
+        shardings = self.shardings or (None,) * len(self.specs)
+        return [with_sharding(spec.aval, sharding) for spec, sharding in zip(self.specs, shardings, strict=True)]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Lowered:
+    """A function's text. out_info: JAX's, of (its result, new values). changed: numbers of leaves with new values."""
+
+    text: str
+    hoisted: HoistedFunction | None
+    out_info: Any
+    changed: list[int]
 
 
 class JaxFunction:
     """A user's function with its static and donated arguments, ready to be lowered.
 
-    The arguments are `jax.jit`'s; a `jax.jit` keeps its own (see `argnums`). Raises OptionError on unknown numbers and
-    names, and on arguments both static and donated.
+    The arguments are `jax.jit`'s; a `jax.jit` keeps its own (see `argnums`). has_debug: whether its programs say what
+    `jax.debug` says in the function. Raises OptionError on unknown numbers and names, and on arguments both static and
+    donated.
     """
 
     def __init__(
@@ -88,12 +110,14 @@ class JaxFunction:
         donate_argnames: Argnames = None,
         static_argnums: Argnums = None,
         static_argnames: Argnames = None,
+        has_debug: bool = True,
     ) -> None:
         if not callable(fn):
             raise OptionError(
                 f"fn is to be a function, not {type(fn).__name__}", where="fn", remedy="pass the step itself, uncalled"
             )
         self.fn = fn
+        self._has_debug = has_debug
         self.name: str = getattr(fn, "__name__", None) or type(fn).__name__
         self._parameters = Parameters(fn, self.name)
         self._static, self._donated = resolve_argnums(
@@ -115,7 +139,8 @@ class JaxFunction:
         leaves, tree = flatten_arguments(dynamic, self.name)
         spec = type_of if takes_types else type_of_value
         specs = specs_of(leaves, spec, dynamic, lambda: self._leaf_names(dynamic))
-        signature = Signature(statics, tree, specs, trace_settings())
+        shardings = tuple(map(given_sharding, leaves))
+        signature = Signature(statics, tree, specs, trace_settings(), shardings)
         try:
             hash(signature)
         except TypeError as error:
@@ -177,26 +202,15 @@ class JaxFunction:
         Raises UnsupportedProgramError: the program cannot travel. Errors of the function itself in tracing come
         through.
         """
-        args, kwargs = self.join(signature, [spec.aval for spec in signature.specs])
-        marks = self._marks(signature, kwargs)
-        changed: list[int] = []
-
-        @functools.wraps(self.fn)
-        def function(*args: Any, **kwargs: Any) -> Any:  # new each time: JAX caches by function, not by our annotations
-            before = record_variables((args, kwargs))
-            result = _require_arrays(self.fn(*args, **kwargs))
-            new = find_changes(before, result)
-            changed.extend(new)
-            return result, list(new.values())
-
-        with keep_annotations(), keep_handles(), jax.disable_jit(False), explain_trace_errors(self.name):
-            traced = jax.jit(function, **marks, keep_unused=True).trace(*args, **kwargs)
-            refuse_unsupported(traced.jaxpr, self.name)
-            hoisted = hoist_constants(traced.jaxpr)
-            result, new = traced.out_info
-            if hoisted is not None:
-                traced = self._trace_with_hoisted(hoisted, signature)
-            text = traced.lower(lowering_platforms=(platform,)).as_text("hlo", debug_info=True)
+        with (
+            keep_annotations(), keep_handles(), jax.disable_jit(False), explain_trace_errors(self.name),
+            answer_checks(platform),
+        ):  # fmt: skip
+            lowered, need = lower_planned(lambda types: self._lower_text(signature, types, platform), signature.types)
+        text, hoisted, changed = note_need(lowered.text, need), lowered.hoisted, lowered.changed
+        if platform != "cuda":
+            refuse_calls_of_cudnn(text, self.name, platform)
+        result, new = lowered.out_info
         results, result_tree = jax.tree.flatten(result)
         constants_at = signature.tree.children()[0].num_leaves
         constants = tuple(_host_value(constant) for constant in (hoisted.constants if hoisted else ()))
@@ -205,28 +219,35 @@ class JaxFunction:
         names = self._leaf_names(dynamic)
         arguments = _argument_types(names, signature.specs, constants, handles, constants_at)
         outputs = _output_types(result, {names[n]: aval for n, aval in zip(changed, new, strict=True)})
+        debug = hoisted.debug if hoisted else NO_CALLS
+        aliases = aliases_of(text, arguments, outputs)
+        if debug.types:
+            text = without_other_pairs(text, aliases)
         hoisted_count = len(constants) + len(handles)
         return Program(
             name=self.name,
             hlo_text=text,
             arguments=arguments,
-            outputs=outputs,
-            aliases=aliases_of(text, arguments, outputs),
+            outputs=(*outputs, *(array_type(f"debug[{n}]", kind) for n, kind in enumerate(debug.types))),
+            aliases=aliases,
             donated=frozenset(
                 leaf if leaf < constants_at else leaf + hoisted_count for leaf in self._find_donated_leaves(dynamic)
             ),
             specs=signature.specs,
-            results=tuple(spec_of_aval(leaf) for leaf in [*results, *new]),
+            results=(*map(spec_of_aval, [*results, *new]), *debug.types),
             argument_tree=signature.tree,
             result_tree=result_tree,
             result_numbers=tuple(range(len(results))),
             changed={leaf: len(results) + n for n, leaf in enumerate(changed)},
             constants=dict(enumerate(constants, constants_at)),
             captured=dict(enumerate(handles, constants_at + len(constants))),
+            debug=debug,
         )
 
     def export(self, signature: Signature, output_names: Sequence[str], *, platform: str) -> bytes:
-        """The function in `jax.export`'s container; see `ExportingFrontEnd`. What it closes over is a part of it."""
+        """The function in `jax.export`'s container; see `ExportingFrontEnd`. What it closes over is a part of it; calls
+        of `jax.debug` are not.
+        """
         names = self._leaf_names(jax.tree.unflatten(signature.tree, range(len(signature.specs))))
 
         def function(arguments: Mapping[str, Any]) -> dict[str, Any]:
@@ -238,10 +259,33 @@ class JaxFunction:
 
         function.__name__ = self.name
         types = {name: spec.aval for name, spec in zip(names, signature.specs, strict=True)}
-        with jax.disable_jit(False), explain_trace_errors(self.name):
-            return serialize_function(function, types, platform=platform)
+        with jax.disable_jit(False), explain_trace_errors(self.name), answer_checks(platform):
+            return serialize_function(without_calls(function, types, platform), types, platform=platform)
 
     # ---- the pieces of `lower` -------------------------------------------------
+
+    def _lower_text(self, signature: Signature, types: Sequence[jax.ShapeDtypeStruct], platform: str) -> _Lowered:
+        """types: of the arguments' leaves, with their shardings."""
+        args, kwargs = self.join(signature, types)
+        changed: list[int] = []
+
+        @functools.wraps(self.fn)
+        def function(*args: Any, **kwargs: Any) -> Any:  # new each time: JAX caches by function, not by our annotations
+            keep_argument_types(jax.tree.leaves(self.split(args, kwargs)[1]), types)
+            before = record_variables((args, kwargs))
+            result = _require_arrays(self.fn(*args, **kwargs))
+            new = find_changes(before, result)
+            changed.extend(new)
+            return result, list(new.values())
+
+        traced = jax.jit(function, **self._marks(signature, kwargs), keep_unused=True).trace(*args, **kwargs)
+        refuse_unsupported(traced.jaxpr, self.name)
+        hoisted = hoist_constants(traced.jaxpr, platform, has_debug=self._has_debug)
+        out_info = traced.out_info
+        if hoisted is not None:
+            traced = self._trace_with_hoisted(hoisted, signature, types)
+        text = traced.lower(lowering_platforms=(platform,)).as_text("hlo", debug_info=True)
+        return _Lowered(text=text, hoisted=hoisted, out_info=out_info, changed=changed)
 
     def _marks(self, signature: Signature, kwargs: Mapping[str, Any]) -> dict[str, Any]:
         """Options of `jax.jit` for a call with these keywords."""
@@ -252,14 +296,16 @@ class JaxFunction:
             "donate_argnames": tuple(name for name in self._donated.names if name in kwargs) or None,
         }
 
-    def _trace_with_hoisted(self, hoisted: HoistedFunction, signature: Signature) -> Any:
+    def _trace_with_hoisted(
+        self, hoisted: HoistedFunction, signature: Signature, types: Sequence[jax.ShapeDtypeStruct]
+    ) -> Any:
         """Retraces with the constants and handles in one more positional argument."""
 
         def function(*args: Any, **kwargs: Any) -> Any:
             return hoisted.evaluate(args[-1], jax.tree.leaves((args[:-1], kwargs)))
 
         function.__name__ = self.name
-        args, kwargs = jax.tree.unflatten(signature.tree, [spec.aval for spec in signature.specs])
+        args, kwargs = jax.tree.unflatten(signature.tree, types)
         positions = self._dynamic_positions(len(args))
         donated = tuple(n for n, position in enumerate(positions) if position in self._donated.positions)
         named = tuple(name for name in self._donated.names if name in kwargs)
@@ -326,22 +372,3 @@ def _argument_types(
 def _output_types(result: Any, changed: Mapping[str, Any]) -> tuple[ArrayType, ...]:
     named = [("result" + keystr(path), leaf) for path, leaf in tree_flatten_with_path(result)[0]]
     return tuple(array_type(name, spec_of_aval(leaf)) for name, leaf in [*named, *changed.items()])
-
-
-def aliases_of(text: str, arguments: Sequence[ArrayType], outputs: Sequence[ArrayType]) -> dict[int, int]:
-    """Output number → parameter number, from `input_output_alias={ {0}: (1, {}, may-alias) }`; donors in
-    `buffer_donor={ (0, {}) }` are paired like in the planner.
-    """
-    header = text[: text.index("\n")]
-    aliases = {int(output or 0): int(parameter) for output, parameter in _ALIAS.findall(_value(header, _ALIASES))}
-    donors = map(int, _DONOR.findall(_value(header, _DONORS)))
-    argument_types, output_types = (
-        [(array.element_type, array.shape) for array in types] for types in (arguments, outputs)
-    )
-    return aliases | pair_donors(donors, argument_types, output_types, aliases)
-
-
-def _value(header: str, name: str) -> str:
-    """The value of one attribute, up to the next attribute; '' if absent."""
-    start = header.find(name)
-    return header[start : header.find("=", start + len(name))] if start >= 0 else ""

@@ -7,6 +7,8 @@ from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from math import prod
 from typing import NamedTuple
 
+from shardwright.attention import read_call
+from shardwright.cost.attention import written_out_bytes
 from shardwright.cost.opcodes import PRODUCTS
 from shardwright.cost.peak.buffer_assignment import Buffers, assign_buffers
 from shardwright.cost.peak.copy_readers import CopyReader, reader_of
@@ -89,8 +91,24 @@ def predict_memory_and_peak(
         arguments_bytes=sum(_variable_bytes(variable, mesh) for variable in parameters),
         outputs_bytes=sum(_variable_bytes(variable, mesh) for variable in outputs if variable.alias is None),
         temporaries_bytes=estimate.peak_bytes(module.entry),
+        constants_bytes=constants_bytes(module),
     )
     return MemoryPrediction(summary, tuple(estimate.list_live(module.entry)), frozenset(estimate.list_stored()))
+
+
+def constants_bytes(module: Module) -> int:
+    """Bytes of a program's constant arrays on each device.
+
+    XLA keeps a constant whole on every device for as long as the program is loaded, also one of which each device reads
+    a part: as its own allocation on CPUs, as a global of the kernels on GPUs. Single numbers become part of the code.
+    """
+    return sum(
+        leaf.size_bytes
+        for instruction in module.instructions()
+        if instruction.opcode == "constant"
+        for leaf in instruction.shape.leaves
+        if prod(leaf.dimensions) > 1
+    )
 
 
 def temporaries_bytes(
@@ -213,6 +231,9 @@ class _MemoryEstimate:
                 duration = max(duration, takes)
             if workspace and any(program.opcodes[node] in PRODUCTS for node in step):
                 intervals.append(Interval(workspace, begins[-1], begins[-1]))
+            scores = max((self._scores_bytes(program, node) for node in step), default=0)
+            if scores:
+                intervals.append(Interval(scores, begins[-1], begins[-1] + duration - 1))
             begins.append(begins[-1] + duration)
 
         def to_intervals(pieces: Iterable[tuple[int, int, int]]) -> list[Interval]:
@@ -222,6 +243,13 @@ class _MemoryEstimate:
         self._free[computation] = to_intervals(buffers.free)
         self._parts[computation, is_loop] = program, buffers, begins
         return intervals, begins[-1]
+
+    def _scores_bytes(self, program: DeviceProgram, node: int) -> int:
+        """Bytes of the scores that a node holds while it runs: of attention that is written out."""
+        if program.opcodes[node] != "custom-call":
+            return 0
+        call = read_call(program.instructions[node])
+        return 0 if call is None else written_out_bytes(call, program.sizes_bytes[node][0], self._profile)
 
 
 def _nodes_of_donated(program: DeviceProgram, donated: Mapping[int, int]) -> dict[int, int]:
