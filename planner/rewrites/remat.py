@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from shardwright.errors import PlanError
 from shardwright.hlo import Instruction, Module, TupleShape
 from shardwright.planner.rewrites import edit
+from shardwright.regions import border_of
 
 #: Instructions with another result or effect in a second run.
 _ONCE = frozenset({"rng", "rng-get-and-update-state", "infeed", "outfeed", "send", "recv"})
@@ -130,6 +131,19 @@ def reverse_by_stage(backward: Sequence[Instruction], stages: Mapping[Instructio
     return sorted(backward, key=lambda i: -stage[i] if i in needed else 1)
 
 
+def _find_in_regions(in_order: Sequence[Instruction]) -> frozenset[Instruction]:
+    """The instructions whose values are of a manual region. in_order: operands ahead of what reads them."""
+    regions: dict[Instruction, frozenset[int]] = {}
+    for instruction in in_order:
+        around = frozenset[int]().union(*(regions.get(operand, ()) for operand in instruction.operands))
+        border = border_of(instruction)
+        if border is not None:
+            around = around | {border.region} if border.enters else around - {border.region}
+        if around:
+            regions[instruction] = around
+    return frozenset(regions)
+
+
 class _Rematerializer:
     """Rewrites the entry computation: one group of clones per segment, ahead of its first backward reader."""
 
@@ -154,6 +168,7 @@ class _Rematerializer:
         self.depth: dict[Instruction, int] = {}  # of the backward pass, how many instructions follow one another
         for instruction in self.backward:
             self.depth[instruction] = 1 + max((self.depth.get(source, 0) for source in instruction.operands), default=0)
+        self.in_regions = _find_in_regions(self.in_order)
         self.readers: dict[Instruction, list[Instruction]] = {}  # recomputed value → its backward consumers
         for user in self.backward:
             for operand in user.operands if user is not self.root else ():
@@ -264,7 +279,8 @@ class _Rematerializer:
     def _trigger(self, segment: Sequence[Instruction], reader: Instruction) -> Instruction | None:
         """The value of the backward pass a segment waits for, made before all its readers.
 
-        Among their inputs, the end of the longest chain: the incoming gradient, not a factor beside it.
+        Among their inputs, the end of the longest chain: the incoming gradient, not a factor beside it. No value of a
+        manual region, which nothing outside of it reads.
         """
         before = self.order[reader]
         todo: list[Instruction] = self._readers_of(segment)
@@ -273,14 +289,15 @@ class _Rematerializer:
             for operand in todo.pop().operands:
                 if operand not in self.backward:
                     continue
-                if self.order[operand] < before:
+                if self.order[operand] < before and operand not in self.in_regions:
                     made_before[operand] = None
                 elif operand not in seen:
                     seen.add(operand)
                     todo.append(operand)
         if made_before:
             return max(made_before, key=lambda value: (self.depth[value], self.order[value]))
-        previous = self.in_order[before - 1]
+        earlier = (self.in_order[number] for number in range(before - 1, -1, -1))
+        previous = next((value for value in earlier if value not in self.in_regions), None)
         return previous if previous in self.backward else None
 
     def _behind_barrier(

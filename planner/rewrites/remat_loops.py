@@ -50,6 +50,12 @@ class LoopPair:
         (body,) = self.forward.loop.called["body"]
         return body
 
+    @property
+    def backward_body(self) -> Computation:
+        """The backward loop's body."""
+        (body,) = self.backward.loop.called["body"]
+        return body
+
     def element(self, value: Instruction) -> int | None:
         """The carried element of a value of the forward body, or None."""
         return value.index if is_carried(value, self.body) else None
@@ -132,10 +138,25 @@ def rematerialize_loops(module: Module, recompute: Set[str]) -> tuple[Module, di
     return module, twins
 
 
+def stack_rows(module: Module, rows: Mapping[str, str]) -> Module:
+    """The program with values of its backward loops read from stacks instead of computed.
+
+    rows: their names, and those of the equal values of forward loops, of which one row a trip is stored. `module` is
+    not changed.
+    """
+    names = edit.Names(module)
+    with edit.without_gc():
+        for number in range(len(loop_pairs(module)) if rows else 0):
+            pair = loop_pairs(module)[number]
+            module = _Rewrite(module=module, pair=pair, names=names, recompute=frozenset(), twins={}, rows=rows).run()
+    return module
+
+
 @dataclass(slots=True, kw_only=True, eq=False)
 class _Rewrite:
     """One pair of loops.
 
+    rows: names of values of the backward body to be read from stacks, and of the forward body's equal values.
     dropped: stacks that are no longer stored.
     stacked: values of the forward body with a new stack.
     """
@@ -145,6 +166,7 @@ class _Rewrite:
     names: edit.Names
     recompute: Set[str]
     twins: dict[str, str]
+    rows: Mapping[str, str] = field(default_factory=dict)
     dropped: list[SavedRow] = field(default_factory=list)
     clones: list[Instruction] = field(default_factory=list)  # instructions of the forward body, in its order
     stacked: list[Instruction] = field(default_factory=list)
@@ -152,9 +174,11 @@ class _Rewrite:
 
     def run(self) -> Module:
         self.dropped = [row for row in self.pair.saved if row.value.name in self.recompute]
-        if not self.dropped:
-            return self.module
         self._look_for_sources()
+        stored = set(self.rows.values())
+        self.stacked += [value for value in self.pair.body if value.name in stored]
+        if not self.dropped and not self.stacked:
+            return self.module
         forward, backward = self.pair.forward.loop, self.pair.backward.loop
         out: list[Instruction] = []
         copies: dict[Instruction, Instruction] = {}
@@ -285,6 +309,8 @@ class _Rewrite:
         body = LoopBody(self.pair.backward.loop, self.names, self._unread, [operand.shape for operand in carried])
         index_of = next(taker for k in self.pair.backward.reads for taker in self.pair.backward.indices[k])
         clones = self._write_clones(body, index_of, carried, first_stack)
+        of_name = {value.name: value for value in clones}
+        body.made |= {old: clones[of_name[self.rows[old.name]]] for old in source if old.name in self.rows}
         dropped = {node: rows[node.index] for node in source if is_carried(node, source) and node.index in rows}
         for instruction in source:
             if instruction is source.root or instruction in body.made or instruction in dropped:

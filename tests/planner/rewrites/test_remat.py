@@ -141,3 +141,31 @@ ENTRY main {
 """)
     with pytest.raises(PlanError, match=message):
         rematerialize(module, keep=keep, recompute=recompute)
+
+
+def test_clones_wait_for_no_value_of_a_manual_region() -> None:
+    """What a region computes is read in it alone: a barrier outside of it must not hold it."""
+
+    def border(target: str, operand: str) -> str:
+        attributes = 'shardwright.region="0",shardwright.region_axes="c=4",shardwright.region_mesh="c=4"'
+        sharding = 'shardwright.region_sharding="#sdy.sharding<@mesh, [{\\"c\\"}]>"'
+        call = f'custom_call_target="shardwright.{target}_region", frontend_attributes={{{attributes},{sharding}}}'
+        return f"custom-call({operand}), {call}"
+
+    module = parse(f"""HloModule m
+ENTRY e {{
+  x = f32[16] parameter(0)
+  kept = f32[16] exponential(x)
+  again = f32[16] tanh(kept)
+  slope = f32[16] negate(kept)
+  slope_in = f32[4] {border("enter", "slope")}
+  steep = f32[4] cosine(slope_in)
+  again_in = f32[4] {border("enter", "again")}
+  product = f32[4] multiply(steep, again_in)
+  ROOT out = f32[16] {border("leave", "product")}
+}}""")
+    result = rematerialize(module, keep={"kept"}, recompute={"again"}).module
+    instructions = {instruction.name: instruction for instruction in result.entry}
+    (barrier,) = (each for each in instructions.values() if each.opcode == "opt-barrier")
+    assert "slope" in {each.name for each in barrier.operands[0].operands}
+    assert all(each.shape.leaves[0].dimensions == (16,) for each in barrier.operands[0].operands)
