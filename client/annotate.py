@@ -62,6 +62,11 @@ def keep_annotations() -> Iterator[None]:
         _is_lowering_for_us.reset(token)
 
 
+def is_lowering_for_us() -> bool:
+    """Whether `keep_annotations` is active in this thread."""
+    return _is_lowering_for_us.get()
+
+
 def _encode_pins(shape: tuple[int, ...], pins: Mapping[int, Pin]) -> EncodedPins:
     encoded: dict[int, str] = {}
     for dimension, pin in pins.items():
@@ -128,7 +133,7 @@ def _batch(arguments: Sequence[Any], dims: Sequence[int], *, pins: EncodedPins) 
 
 
 def _lower(ctx: mlir.LoweringRuleContext, x: Any, *, pins: EncodedPins) -> Any:
-    if not _is_lowering_for_us.get():
+    if not is_lowering_for_us():
         return [x]
     config = ",".join(f"{number}:{pin}" for number, pin in pins)
     call = jax.ffi.build_ffi_lowering_function(ANNOTATION_TARGET, backend_config=config, api_version=2)

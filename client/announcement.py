@@ -23,16 +23,16 @@ class Announcement:
         self._lines: ProgressLines | None = None
         self._report: Callable[[PlanProgress], None] | None = None
 
-    def begin(self) -> None:
-        """The first line, where none is under way."""
-        if self._report is not None:
-            return
-        if self._listener is not None:
+    def begin(self, phase: str = "") -> None:
+        """The first line, where none is under way. phase: what goes on from now, where no report of it will come."""
+        if self._report is None and self._listener is not None:
             self._report = BestSoFar(self._listener)
-            return
-        self._lines = ProgressLines(self._name, first=self._first)
-        self._lines.begin()
-        self._report = BestSoFar(self._lines)
+        elif self._report is None:
+            self._lines = ProgressLines(self._name, first=self._first)
+            self._lines.begin()
+            self._report = BestSoFar(self._lines)
+        if phase and self._lines is not None:
+            self._lines(PlanProgress(phase=phase))
 
     def end(self, *, is_ready: bool) -> None:
         lines, self._lines, self._report = self._lines, None, None

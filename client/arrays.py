@@ -183,6 +183,8 @@ class RemoteArray(ArrayOperators):
     def block_until_ready(self) -> RemoteArray:
         """Returns when it is computed; raises the step's error."""
         self._require_ready()
+        if self._result is not None:
+            self._result.wait_for_lines()
         return self
 
     def copy_to_host_async(self) -> None:
@@ -318,6 +320,13 @@ class RemoteArray(ArrayOperators):
         return result is None or (result.is_done and result.error is None and self._ids[0] not in result.values)
 
     def _fetch(self) -> np.ndarray:
+        contents = self._read()
+        if self._result is not None:
+            self._result.wait_for_lines()
+        return contents
+
+    def _read(self) -> np.ndarray:
+        """Its contents, whatever its step has yet to say: where a caller holds a lock."""
         self._require_ready()
         if self._result is not None and len(self._ids) == 1 and self._ids[0] in self._result.values:
             return self._result.values[self._ids[0]]

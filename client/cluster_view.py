@@ -6,7 +6,7 @@ import logging
 import time
 from collections.abc import Mapping
 from dataclasses import replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from shardwright.client.connection import MasterConnection, NodeInfo, SessionInfo, team_of
 from shardwright.client.limits import NODES_PAUSE_S, WORKER_RESTART_TIMEOUT_S, WORKERS_POLL_S
@@ -14,6 +14,10 @@ from shardwright.client.stream import StepStream
 from shardwright.client.transfer import ArrayTransfer
 from shardwright.errors import ServerUnavailableError, SessionError
 from shardwright.plans.layouts import Layout
+from shardwright.xla.cudnn_checks import lowering_for
+
+if TYPE_CHECKING:
+    from shardwright.client.frontends.program import FrontEnd, Program
 
 _log = logging.getLogger("shardwright")
 
@@ -37,6 +41,11 @@ class ClusterView:
     def require_open(self) -> None:
         if self.is_closed:
             raise SessionError("the session is closed", remedy="open a new one with connect()")
+
+    def lower(self, function: FrontEnd, signature: Any) -> Program:
+        """The program of a function's signature for the cluster's devices."""
+        with lowering_for(self.info.attention_device):
+            return function.lower(signature, platform=self.info.platform)
 
     def part_of_cluster(self, layout: Layout) -> range | None:
         """The devices of a layout, or None: the whole cluster."""

@@ -44,10 +44,11 @@ from shardwright.options.plan_options import PlanOptions
 from shardwright.plans.plan_text import plan_from_json
 from shardwright.progress import PlanProgress
 from shardwright.proto.v1 import master_pb2, master_pb2_grpc
-from shardwright.protocol import wire
+from shardwright.protocol import plan_messages, wire
 from shardwright.protocol.session_secrets import session_metadata
 from shardwright.tuning import CHUNK_BYTES
 from shardwright.user_plans import PipelinePlan, Plan, to_user_plan
+from shardwright.xla.cudnn_checks import AttentionDevice
 
 _log = logging.getLogger("shardwright")
 
@@ -75,6 +76,8 @@ class SessionInfo:
     grace_s: float  # how long the server keeps the session without a connection
     session_secret: str = field(default="", repr=False)  # whoever has it has the session
     is_elastic: bool = False  # whether nodes may come and go
+    compute_capability: str = ""  # of CUDA devices, "9.0"; "": not known
+    cudnn_version: str = ""  # likewise, "9.11"
 
     @property
     def device_count(self) -> int:
@@ -89,6 +92,16 @@ class SessionInfo:
             for node, at in zip(self.nodes, addresses, strict=True)
         ]
         return Cluster(name=self.cluster_name, nodes=tuple(nodes), platform=self.platform)
+
+    @property
+    def attention_device(self) -> AttentionDevice:
+        """What JAX is to know of the devices while it traces."""
+        return AttentionDevice(
+            platform=self.platform,
+            compute_capability=self.compute_capability,
+            cudnn_version=self.cudnn_version,
+            is_here=self.cluster.is_loopback,
+        )
 
 
 #: States of nodes that take no part in the cluster as it runs.
@@ -214,6 +227,8 @@ class MasterConnection:
             grace_s=reply.grace_s,
             session_secret=reply.session_secret,
             is_elastic=reply.is_elastic,
+            compute_capability=reply.compute_capability,
+            cudnn_version=reply.cudnn_version,
         )
         self._metadata += session_metadata(reply.session_secret)
         self.retries.grace_s = reply.grace_s
@@ -288,7 +303,9 @@ class MasterConnection:
         Ctrl-C raises KeyboardInterrupt once the best plan so far is there, which the server keeps for the next call; a
         second one raises it at once.
         """
-        request = wire.plan_request(options, session_id=self.info.session_id, program_id=program_id, devices=devices)
+        request = plan_messages.plan_request(
+            options, session_id=self.info.session_id, program_id=program_id, devices=devices
+        )
         request.first_plan, request.in_background = takes_first, in_background
 
         def plan(_: int) -> tuple[str, str]:
@@ -298,7 +315,7 @@ class MasterConnection:
                 for reply in replies:
                     kind = reply.WhichOneof("kind")
                     if kind == "progress":
-                        on_progress(wire.plan_progress_from_proto(reply.progress))
+                        on_progress(plan_messages.plan_progress_from_proto(reply.progress))
                     elif kind == "result":
                         plan_id = reply.result.plan_id
                     elif kind == "plan_chunk":

@@ -41,13 +41,16 @@ class PendingInit:
         self._signature, self._leaves, _ = function.describe(args, {})
         self._function = init_fn
         self._is_x64 = jax.dtypes.canonicalize_dtype(np.float64) == np.float64
-        self._lowered = function.lower(self._signature, platform=steps.cluster.info.platform)
+        self._lowered = steps.cluster.lower(function, self._signature)
         self._handles: list[weakref.ref[RemoteArray]] = []
         self._has_run = False
 
     def handles(self) -> Any:
         """The initializer's result pytree, in handles."""
-        handles = [RemoteArray(self._steps.arrays, spec, pending=self) for spec in self._lowered.results]
+        handles = [
+            RemoteArray(self._steps.arrays, spec, pending=self)
+            for spec in self._lowered.results[: self._lowered.result_count]
+        ]
         self._handles = [weakref.ref(handle) for handle in handles]
         return self._lowered.build_result(handles)
 
@@ -59,19 +62,20 @@ class PendingInit:
             handles = {n: handle for n, handle in enumerate(ref() for ref in self._handles) if handle is not None}
             places = {n: targets.get(id(handle)) for n, handle in handles.items()}
             parts: dict[int, dict[tuple[int, int] | None, RemoteArray]] = {}
-            for part in _group_by_mesh(places, self._steps.cluster):
-                for output, result in zip(part.outputs, self._run(part), strict=True):
+            for number, part in enumerate(_group_by_mesh(places, self._steps.cluster)):
+                results = self._run(part, has_debug=number == 0)
+                for output, result in zip(part.outputs, results, strict=True):
                     parts.setdefault(output.number, {})[output.rows] = result
             self._has_run = True
             self._leaves = []
             for number, handle in handles.items():
                 handle._adopt(_handle_of_parts(handle, places[number], parts[number]))
 
-    def _run(self, part: _Part) -> list[RemoteArray]:
-        """The outputs of one mesh, computed there."""
+    def _run(self, part: _Part, *, has_debug: bool) -> list[RemoteArray]:
+        """The outputs of one mesh, computed there. has_debug: whether it says what `jax.debug` says in the function."""
         steps, outputs = self._steps, part.outputs
-        is_whole = [output.number for output in outputs] == list(range(len(self._lowered.results)))
-        lowered = self._lowered if is_whole and not part.has_rows else self._lower_outputs(outputs)
+        is_whole = [output.number for output in outputs] == list(range(self._lowered.result_count))
+        lowered = self._lowered if is_whole and not part.has_rows else self._lower_outputs(outputs, has_debug=has_debug)
         options = PlanOptions(
             mesh=part.mesh.sizes if part.mesh is not None else None,
             argument_names=lowered.argument_names,
@@ -86,7 +90,7 @@ class PendingInit:
             raise_not_finite(lowered, results, results)
         return [result for result in results if result is not None]
 
-    def _lower_outputs(self, outputs: Sequence[_Output]) -> Program:
+    def _lower_outputs(self, outputs: Sequence[_Output], *, has_debug: bool) -> Program:
         """The initializer, cut down to some of its results, or rows of them: XLA computes nothing else."""
 
         def initialize(*args: Any) -> tuple[Any, ...]:
@@ -94,7 +98,7 @@ class PendingInit:
             return tuple(_rows_of(leaves[output.number], output.rows) for output in outputs)
 
         with jax.enable_x64(self._is_x64):
-            return JaxFunction(initialize).lower(self._signature, platform=self._steps.cluster.info.platform)
+            return self._steps.cluster.lower(JaxFunction(initialize, has_debug=has_debug), self._signature)
 
 
 @dataclass(frozen=True, slots=True)

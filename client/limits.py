@@ -109,6 +109,25 @@ RESENDABLE_BYTES = 64 << 20
 READ_BACK_BYTES = 4 << 10
 READ_BACK_OUTPUTS = 16
 
+# ---- `debug_equations` ---------------------------------------------
+#: Trips whose values of `jax.debug` calls are kept, of a loop that does not say how many it has, as long as their
+#: arrays stay below so many bytes. More show more of a long loop; their memory is taken, and sent, whatever comes.
+DEBUG_TRIPS = 1000
+DEBUG_LOOP_BYTES = 16 << 20
+
+#: Values for `jax.debug` of at most so many bytes a step come back with its reply. More save round trips; they pass
+#: through the master, which all clients share.
+DEBUG_READ_BACK_BYTES = 64 << 10
+
+# ---- `debug_lines`, `session_state` --------------------------------
+#: Seconds that the thread which makes those calls waits for the next step. Less starts one more often; more keeps one
+#: for a program that says nothing any more.
+DEBUG_THREAD_S = 5.0
+
+#: Seconds that a program's end waits for what its last steps have to say, where the session was not closed. Less loses
+#: lines; more delays the end of a program whose servers are gone.
+LAST_LINES_S = 10.0
+
 # ---- `plan_set`, `step_programs` -----------------------------------
 #: Programs of one signature that differ in the layout of the arrays they take; then arrays are moved instead. More save
 #: moves, and cost a compilation and memory each.
@@ -195,6 +214,10 @@ MIN_ARGUMENT_ELEMENTS = 64
 #: write through one whose tensor is gone by then is lost. More take memory for views that nobody uses.
 MOST_HANDED_OUT = 1000
 
+#: Calls of a PyTorch step whose checks by values (`assert x.isfinite().all()`) nobody has looked at yet. With fewer a
+#: loop that reads no losses waits more often; with more an error comes so many calls later.
+MOST_PENDING_CHECKS = 16
+
 #: Places that a PyTorch step may read beside its arguments (numbers of modules, closures, globals), looked at before
 #: each call. With more, a data set in a global list costs each call milliseconds; what fewer leave out is not followed.
 MOST_READ_PLACES = 20_000
@@ -205,3 +228,17 @@ READ_DEPTH = 6
 
 #: Elements of a numpy array that such a place compares by value. Larger ones cost each call more; they are constants.
 MOST_COMPARED_ELEMENTS = 1024
+
+#: Tensors that an error names, which a plan lays out otherwise than DTensor can. More fill the screen, fewer hide what
+#: to plan anew.
+MOST_LAYOUT_LINES = 20
+
+# ---- `kernels` -----------------------------------------------------
+#: Parts that a factor of a partitioned kernel is cut into, at most, and programs that a kernel is lowered to: one for
+#: every way to cut its factors. Fewer leave larger clusters to other factors, more take longer (some 50 ms each): 36
+#: are enough for 128 parts by two factors, 16 by three.
+MAX_KERNEL_PARTS = 1024
+MAX_KERNEL_FORMS = 36
+
+#: Kernels whose parts are kept once they are lowered: fewer are lowered again, more take memory.
+KEPT_KERNELS = 64

@@ -6,13 +6,14 @@ import re
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from hashlib import sha256
+from itertools import accumulate
 from math import prod
 
 import numpy as np
 
 from shardwright.builders.choices import PlanChoice, add_candidates
 from shardwright.client.frontends.program import Program
-from shardwright.client.limits import READ_BACK_BYTES, READ_BACK_OUTPUTS
+from shardwright.client.limits import DEBUG_READ_BACK_BYTES, READ_BACK_BYTES, READ_BACK_OUTPUTS
 from shardwright.client.placement import ExecutableEntry, Placement
 from shardwright.dtypes import to_dtype
 from shardwright.plans.plan import CallTrees, Candidate
@@ -148,13 +149,13 @@ def is_repeatable(lowered: Program) -> bool:
 
 
 def outputs_to_read_back(lowered: Program) -> tuple[int, ...]:
-    """Small results, e.g. a loss; state updated in place is not read."""
-    small = [
-        number
-        for number, output in enumerate(lowered.outputs)
-        if number not in lowered.aliases and _size_bytes(output.element_type, output.shape) <= READ_BACK_BYTES
-    ]
-    return tuple(small[:READ_BACK_OUTPUTS])
+    """Small results, e.g. a loss, and what `jax.debug` reads; state updated in place is not read."""
+    sizes = [_size_bytes(output.element_type, output.shape) for output in lowered.outputs]
+    count = lowered.result_count
+    small = [n for n, size in enumerate(sizes[:count]) if n not in lowered.aliases and size <= READ_BACK_BYTES]
+    totals = accumulate(sizes[count:])
+    debug = [n for n, total in enumerate(totals, count) if total <= DEBUG_READ_BACK_BYTES]
+    return (*small[:READ_BACK_OUTPUTS], *debug)
 
 
 def choice_key(choice: PlanChoice) -> str:
@@ -164,7 +165,8 @@ def choice_key(choice: PlanChoice) -> str:
     pins = [sorted(settled.items()) for settled in by_number]
     mesh = list((options.mesh or {}).items())
     limits = (options.bucket_bytes, options.memory_budget, options.memory_fraction, options.deadline_s)
-    ways = (options.effort, options.rewrites, options.remat, options.mode, options.constraints)
+    rewriting = (options.rewrites, options.remat, options.fused_attention)
+    ways = (options.effort, *rewriting, options.mode, options.simple, options.constraints)
     batches = (options.micro_batches, options.micro_batch_inexact)
     pipeline = (options.stages, options.schedule, options.imbalance, *batches)
     return repr(

@@ -16,6 +16,7 @@ from shardwright.client.cluster_view import ClusterView
 from shardwright.client.connection import Dialer, MasterConnection, SessionInfo
 from shardwright.client.handles import Handles
 from shardwright.client.journal import Entry
+from shardwright.client.limits import LAST_LINES_S
 from shardwright.client.node_failures import explain_node_failure
 from shardwright.client.program_cache import ProgramCache
 from shardwright.client.protection import Snapshot
@@ -103,6 +104,7 @@ class SessionState:
     def close(self) -> None:
         """See `Session.close`."""
         self._read_last_values()
+        self._say_last_lines()
         error = self._close()
         if error is not None:
             raise error
@@ -110,6 +112,7 @@ class SessionState:
     def leave(self) -> None:
         """See `Session.leave`."""
         self._read_last_values()
+        self._say_last_lines()
         error = self._close(leaves=True)
         if error is not None:
             raise error
@@ -124,6 +127,15 @@ class SessionState:
             except ShardwrightError as error:
                 _log.warning("the session ends, and its last values are not here: %s", error)
                 return
+
+    def _say_last_lines(self, timeout_s: float | None = None) -> None:
+        """What the last steps say by `jax.debug`; a callback's error that no call has raised goes to the log."""
+        if self.cluster.is_closed or os.getpid() != self._pid:
+            return
+        self.steps.debug_lines.wait(timeout_s=timeout_s)
+        error = self.steps.debug_lines.take_error()
+        if error is not None:
+            _log.error("%s", error, exc_info=error.__cause__)
 
     def close_quietly(self) -> None:
         """Closes without raising, when no caller is left; a session with a name waits for the next program."""
@@ -202,4 +214,5 @@ _open_states: weakref.WeakSet[SessionState] = weakref.WeakSet()
 @atexit.register
 def _close_states() -> None:
     for state in list(_open_states):
+        state._say_last_lines(LAST_LINES_S)
         state.close_quietly()

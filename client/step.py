@@ -5,7 +5,8 @@ from __future__ import annotations
 import time
 import weakref
 from collections import deque
-from collections.abc import Callable, Hashable, Sequence
+from collections.abc import Callable, Hashable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -39,6 +40,7 @@ from shardwright.options.plan_options import PlanOptions
 from shardwright.options.user_options import UserOptions, show_options
 from shardwright.progress import PlanProgress
 from shardwright.user_plans import PipelinePlan, Plan
+from shardwright.xla.cudnn_checks import lowering_for
 
 if TYPE_CHECKING:
     import os
@@ -98,6 +100,13 @@ class Step:
         except KeyboardInterrupt as interrupt:
             raise KeyboardInterrupt(*interrupt.args) from None  # the way down to where it came tells the user nothing
 
+    @contextmanager
+    def announce(self, phase: str) -> Iterator[None]:
+        """Around work of a front end before the call that prepares a program: its lines begin here."""
+        with self._announcement.end_on_errors():
+            self._announcement.begin(phase)
+            yield
+
     def measure(self, /, *args: Any, **kwargs: Any) -> tuple[Any, StepTrace]:
         """A measured call, waited for: its result, and the times of each stage's tasks.
 
@@ -141,21 +150,23 @@ class Step:
 
     def _run_once(self, args: tuple[Any, ...], kwargs: dict[str, Any], *, is_traced: bool) -> tuple[StepProgram, Any]:
         self._steps.raise_earlier_error()  # rather than that there is no plan for the nodes that are left
+        self._steps.debug_lines.raise_error()
         self._leave_other_nodes()
         signature, leaves, dynamic = self._function.describe(args, kwargs)
         leaves = self._programs.lower(signature, announces=True).with_captured(leaves)
         self._switcher.follow(signature, leaves)
         program = self._programs.plans.find(signature, leaves)
+        is_new = program is None
         if program is None:
             with self._announcement:
                 program = self._programs.prepare(signature, leaves, dynamic)
+        require_donated_once(program, leaves)  # ahead of moves: their copies are other handles
+        if is_new or any(map(is_unread_batch, leaves)):
             leaves = place(self._steps, leaves, program, program.donated)
+        if is_new:
             self._switcher.start()
-        elif any(map(is_unread_batch, leaves)):
-            leaves = place(self._steps, leaves, program, program.donated)
         if program.lowered.changed:
             self._function.check_arguments(dynamic)
-        require_donated_once(program, leaves)
         checks = checks_from_settings()
         sent_s = time.monotonic()
         results = self._steps.run(
@@ -228,7 +239,8 @@ class Step:
 
         A function of one dict, argument name → array, that returns one dict, output name → array; the names are those
         of `lower(…)`. Handles and arrays that the function closes over are a part of it. Arguments may be
-        `jax.ShapeDtypeStruct`s. It is compiled for the platform of the cluster.
+        `jax.ShapeDtypeStruct`s. It is compiled for the platform of the cluster. Attention is the function's own: what a
+        plan runs as fused kernels stands in `step.plan.emit()`. Calls of `jax.debug` are left out.
 
         Raises UnsupportedProgramError where the step is HLO already, PlatformError without flatbuffers, OptionError
         where the file cannot be written.
@@ -238,8 +250,10 @@ class Step:
             raise UnsupportedProgramError(
                 f"{self._function.name} is a program already", remedy="keep its text: step.lower(…).hlo_text"
             )
-        names = self._programs.lower(signature).output_names
-        exported = self._function.export(signature, names, platform=self._cluster.info.platform)
+        lowered = self._programs.lower(signature)
+        names = lowered.output_names[: lowered.result_count]
+        with lowering_for(self._cluster.info.attention_device):
+            exported = self._function.export(signature, names, platform=self._cluster.info.platform)
         try:
             Path(path).write_bytes(exported)
         except OSError as error:

@@ -67,9 +67,11 @@ class StepPrograms:
             ) from None
         if lowered is None:
             if announces:
-                self._announcement.begin()
-            lowered = self._function.lower(signature, platform=self._steps.cluster.info.platform)
+                self._announcement.begin("lower")
+            lowered = self._steps.cluster.lower(self._function, signature)
             self._lowered[signature] = lowered
+            if announces:  # what comes until the planner's first report is no lowering
+                self._announcement.begin("plan")
         return lowered
 
     def require_main(self) -> StepProgram:

@@ -16,6 +16,7 @@ from shardwright.client.array_store import ArrayStore
 from shardwright.client.arrays import RemoteArray
 from shardwright.client.calls import Call, CopyCall, ProgramCall
 from shardwright.client.checks import NO_CHECKS, Checks
+from shardwright.client.debug_lines import DebugLines
 from shardwright.client.kept_state import KeptState
 from shardwright.client.placement import Placement, parts_of
 from shardwright.client.program_cache import ProgramCache
@@ -53,8 +54,8 @@ class StepQueue:
 
     arrays, programs: what steps take, and what they run. lock: is held while a step is numbered and sent. recovery:
     looks after the session. kept, kept_updates: the state that it keeps, and the updates of what was resumed.
-    step_sent: called after a program was sent, without the lock. layout_changes: of steps that moved the state which
-    they update.
+    debug_lines: says what steps say by `jax.debug`. step_sent: called after a program was sent, without the lock.
+    layout_changes: of steps that moved the state which they update.
     """
 
     def __init__(
@@ -73,6 +74,7 @@ class StepQueue:
         self.lock = lock
         self.kept: KeptState | None = None
         self.kept_updates = 0
+        self.debug_lines = DebugLines()
         self.step_sent: Callable[[], None] = lambda: None
         self.layout_changes = 0
         self._stream = stream
@@ -93,7 +95,7 @@ class StepQueue:
         timeout_s: float = 0.0,
         plan_again: Callable[[Sequence[Any]], StepProgram] | None = None,
     ) -> list[RemoteArray | None]:
-        """Runs one step; returns handles at once, None at unwanted outputs.
+        """Runs one step; returns handles at once, None at unwanted outputs; none of what `jax.debug` reads.
 
         Handles in `leaves` must have the layouts of `program.leaf_places`. timeout_s: the step's time limit, 0: the
         server's. plan_again: makes a program for such leaves on other nodes; default: one that is planned freely.
@@ -126,16 +128,28 @@ class StepQueue:
                     plan_again=plan_again,
                 )
             result = self._send(program, leaves, built, call)
-            results = [
+            results: list[RemoteArray | None] = [
                 RemoteArray(self.arrays, spec, ids=ids, place=place, result=result) if ids else None
                 for spec, ids, place in zip(program.lowered.results, built.outputs, program.outputs, strict=True)
             ]
+            results = self._hear(program, result, results)
             if self.kept is not None:
                 self.kept.follow(program, leaves, results)
             if self.recovery.is_due:
                 self.recovery.take(self.arrays.releases.take)
         self.step_sent()
         return results
+
+    def _hear(
+        self, program: StepProgram, result: StepResult, results: list[RemoteArray | None]
+    ) -> list[RemoteArray | None]:
+        """The results that a caller sees; `debug_lines` says what the others are for."""
+        lowered = program.lowered
+        if lowered.debug.entries:
+            arrays = [array for array in results[lowered.result_count :] if array is not None]
+            self.debug_lines.add(result, lowered.debug, arrays)
+        result.lines_said = self.debug_lines.latest()
+        return results[: lowered.result_count]
 
     def build(
         self,

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from shardwright.proto.v1 import master_pb2
-from shardwright.protocol import wire
+from shardwright.protocol import plan_messages
 from shardwright.report.collectives import explain_collectives
 from shardwright.report.memory import explain_memory
 from shardwright.user_plans import PipelinePlan, Plan
@@ -14,7 +14,7 @@ def report_program(plan: Plan | PipelinePlan, load: master_pb2.LoadResult) -> st
     if isinstance(plan, PipelinePlan):
         return "\n".join(
             f"{part.name} (stage {part.stage})\n"
-            f"{explain_collectives(plan.program[part.name].plan, wire.collectives_from_result(part.result))}"
+            f"{explain_collectives(plan.program[part.name].plan, plan_messages.collectives_from_result(part.result))}"
             for part in load.parts
         )
     memory = explain_memory(
@@ -24,4 +24,4 @@ def report_program(plan: Plan | PipelinePlan, load: master_pb2.LoadResult) -> st
         aliased_bytes=load.aliased_bytes,
         temporaries_bytes=load.temporaries_bytes,
     )
-    return f"{explain_collectives(plan, wire.collectives_from_result(load))}\n{memory}"
+    return f"{explain_collectives(plan, plan_messages.collectives_from_result(load))}\n{memory}"

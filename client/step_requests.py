@@ -167,7 +167,7 @@ def _send_arguments(
                 if number in copies:
                     temporary.append(array_id)
                 continue
-            leaf = np.asarray(leaf)
+            leaf = leaf._read()
         value = part_of(host_value(leaf, specs[source.leaf]), source.entry)
         array_id = arrays.new_id()
         ids.append(array_id)
@@ -209,7 +209,9 @@ def list_moves(
     places: dict[int, Placement] = {}
     for number, source in enumerate(program.sources):
         leaf = leaves[source.leaf] if source.leaf >= 0 else None
-        if isinstance(leaf, RemoteArray) and _find_id(arrays, leaf, source.entry) is None and leaf._place is not None:
+        if not isinstance(leaf, RemoteArray) or leaf._place is source.entry.layout:
+            continue
+        if _find_id(arrays, leaf, source.entry) is None and leaf._place is not None:
             target = placement_of(source.entry)
             if can_be_moved(leaf._place, target):
                 handles.append(leaf)
@@ -221,7 +223,8 @@ def _find_id(arrays: ArrayStore, handle: RemoteArray, entry: ExecutableEntry) ->
     """The handle's array for the entry, or None when its layout differs."""
     ids, place = arrays.usable_ids(handle), handle._place
     if isinstance(place, RowParts):
-        return ids[place.bounds.index(entry.rows)] if entry.rows in place.bounds else None
+        parts = zip(ids, place.bounds, place.layouts, strict=True)
+        return next((part for part, rows, layout in parts if rows == entry.rows and layout == entry.layout), None)
     return ids[0] if place is entry.layout else None
 
 

@@ -30,6 +30,7 @@ class StepResult:
         "is_followed",
         "is_repeated",
         "is_seen",
+        "lines_said",
         "name",
         "not_finite",
         "number",
@@ -65,6 +66,7 @@ class StepResult:
         self.finished_s = 0.0  # when its answer came, by the monotonic clock
         self.traces: tuple[master_pb2.StageTrace, ...] = ()  # where the request asked for them
         self.not_finite: tuple[master_pb2.NotFinite, ...] = ()  # likewise
+        self.lines_said: Callable[[], None] | None = None  # waits for what it and those before say by `jax.debug`
         self._done = threading.Event()
 
     def wait(self) -> None:
@@ -82,6 +84,12 @@ class StepResult:
             self.is_seen = True  # whoever ended the wait is not told once more
             self._interrupted()
             raise
+
+    def wait_for_lines(self) -> None:
+        """Returns when all that `jax.debug` says up to this step is said."""
+        if self.lines_said is not None:
+            self.lines_said()
+            self.lines_said = None
 
     @property
     def is_done(self) -> bool:

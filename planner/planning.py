@@ -8,9 +8,11 @@ from dataclasses import dataclass, replace
 from shardwright.clusters.cluster import Cluster
 from shardwright.cost import hardware_profile
 from shardwright.cost.profiles import memory_cap_note
-from shardwright.errors import MemoryBudgetError, PlanError
+from shardwright.errors import MemoryBudgetError, OptionError, PlanError
 from shardwright.options.plan_options import PlanOptions
 from shardwright.planner.clock import Clock, OutOfTimeError
+from shardwright.planner.constraints.typed_values import find_typed_values
+from shardwright.planner.graph.manual_regions import has_regions
 from shardwright.planner.graph.source import Source
 from shardwright.planner.limits import SearchLimits
 from shardwright.planner.min_devices import suggest_device_count
@@ -57,7 +59,7 @@ def plan_step(
         clock=clock or Clock(options.deadline_s),
         limits=limits,
     )
-    plan = request.plan()
+    plan = request.note_types(request.plan())
     note = memory_cap_note(options, cluster, hardware_profile(cluster.hardware))
     plan = replace(plan, notes=(*plan.notes, note)) if note else plan
     return replace(plan, planning_s=request.clock.elapsed_s) if isinstance(plan, PipelinePlan) else plan
@@ -92,8 +94,17 @@ class _PlanRequest:
     def plan(self) -> Plan | PipelinePlan:
         """One program on all devices or a pipeline: see `plan_step`."""
         if self.options.stages is not None and self.options.stages > 1:
+            if self._has_regions:
+                raise OptionError(
+                    f"stages={self.options.stages}: the program has manual regions (shard_map), which pipelines do not "
+                    "cut around",
+                    where="stages",
+                    remedy="leave stages out: it is planned as one program on all devices",
+                )
             return self._build_pipeline(self._choose_pipeline(self.clock))
-        options = single_program_options(self.cluster, self.options, self.limits)
+        options = self.options
+        if not self._has_regions:
+            options = single_program_options(self.cluster, self.options, self.limits)
         try:
             whole = self._plan_single_program(options, self.clock.renew())
         except MemoryBudgetError as error:
@@ -108,6 +119,26 @@ class _PlanRequest:
             note = f"one program on so many devices is planned on {whole.mesh} only; stages=1 searches all"
             whole = _add_note(whole, note)
         return self._compare_with_pipeline(whole)
+
+    def note_types(self, plan: Plan | PipelinePlan) -> Plan | PipelinePlan:
+        """The plan, with what the shardings in the program's types cost."""
+        typed = find_typed_values(self.source.module) if self.options.constraints == "keep" else None
+        if typed is None:
+            return plan
+        note = typed.describe(_step_s(plan), self._price_without_constraints())
+        return replace(plan, notes=(*plan.notes, note))
+
+    def _price_without_constraints(self) -> float | None:
+        """Seconds of a step without the program's shardings, planned fast; None: there is no such plan, or no time."""
+        if self.clock.is_expired:
+            return None
+        options = replace(self.options, constraints="ignore", effort="fast")
+        try:
+            return plan_single_program(
+                self.source, self.cluster, options, clock=self.clock.renew(interrupts=True), limits=self.limits
+            ).cost.step_s
+        except PlanError:
+            return None
 
     # ---- one program on all devices ----------------------------------------------
 
@@ -136,7 +167,12 @@ class _PlanRequest:
 
     @property
     def _may_pipeline(self) -> bool:
-        return _may_pipeline(self.cluster, self.options)
+        return _may_pipeline(self.cluster, self.options) and not self._has_regions
+
+    @property
+    def _has_regions(self) -> bool:
+        """Whether the program has manual regions: their meshes are of all devices."""
+        return has_regions(self.source.text)
 
     def _is_pipeline_worthwhile(self, whole: Plan) -> bool:
         has_nodes = len(self.cluster.workers) > 1
@@ -193,6 +229,10 @@ def _may_pipeline(cluster: Cluster, options: PlanOptions) -> bool:
     """Whether stages are left to the planner, and no other option asks for one program."""
     is_free = options.stages is None and options.mesh is None and options.force is None and options.mode == "search"
     return is_free and cluster.device_count > 1 and not (options.argument_axes or options.output_axes)
+
+
+def _step_s(plan: Plan | PipelinePlan) -> float:
+    return plan.step_s if isinstance(plan, PipelinePlan) else plan.cost.step_s
 
 
 def _add_note(whole: Plan, note: str) -> Plan:

@@ -9,11 +9,12 @@ over. A pipeline of a changed program is planned anew, with the stages, micro-ba
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from hashlib import sha256
 from typing import TypeVar
 
+from shardwright.attention import read_call
 from shardwright.clusters.cluster import Cluster
 from shardwright.cost import HardwareProfile, bytes_with_margin, hardware_profile
 from shardwright.cost.profiles import memory_limit_bytes
@@ -165,6 +166,7 @@ class _Request:
             stages=1,
             micro_batches=plan.micro_batches,
             rewrites="auto" if plan.original_sha256 else "none",
+            fused_attention=_fused_attention(plan, [carried.module] if carried.module else [], self.profile),
             bucket_bytes=_bucket_bytes(plan, self.profile),
         )
         try:
@@ -202,12 +204,14 @@ class _Request:
     def _search_stages(self, plan: PipelinePlan, *, is_same: bool) -> Plan | PipelinePlan:
         """A pipeline of the same shape: which instruction is of which stage is searched anew."""
         meshes = {stage.mesh for stage in plan.stages}
+        programs = [parse(program.plan.require_hlo()) for program in plan.programs]
         options = replace(
             self.options,
             plan_json="",
             stages=len(plan.stages),
             micro_batches=plan.micro_batches,
             schedule=plan.schedule,
+            fused_attention=_fused_attention(plan, programs, self.profile),
             mesh=meshes.pop().sizes if len(meshes) == 1 else None,
         )
         kept = f"{len(plan.stages)} stages, {plan.micro_batches} micro-batches and the schedule {plan.schedule}"
@@ -318,6 +322,15 @@ def _list(instructions: Sequence[Instruction]) -> str:
 
 def _add_note(plan: _AnyPlan, note: str) -> _AnyPlan:
     return replace(plan, notes=(*plan.notes, f"{TAKEN_OVER}: {note}"))
+
+
+def _fused_attention(plan: Plan | PipelinePlan, programs: Iterable[Module], profile: HardwareProfile) -> str:
+    """The option that the plan was made under, as far as its programs and its notes show it."""
+    if not any(note.replaced or note.reason for note in plan.attention):
+        return "off"
+    calls = [call for module in programs for each in module.instructions() if (call := read_call(each))]
+    needs_on = profile.attention is None or any(call.element_type == "f32" for call in calls)
+    return "on" if needs_on and any(note.replaced for note in plan.attention) else "auto"
 
 
 def _bucket_bytes(plan: Plan, profile: HardwareProfile) -> int | None:

@@ -96,6 +96,13 @@ MAX_NUMBER_LENGTH = 40
 #: more. More dimensions tighten bounds and take longer.
 EXACT_RANK = 3
 
+# ---- `constraints` -------------------------------------------------
+#: Part of the values that a program pins, and their number, from which its types do it and not its author. A lower part
+#: calls a densely annotated program typed, a higher one misses typed ones with many values that have no type (0.69 to
+#: 0.94 in five steps).
+TYPED_FRACTION = 0.5
+MIN_TYPED_VALUES = 8
+
 # ---- `graph` -------------------------------------------------------
 #: Instructions of a program above which calls stay calls: nested ones can double the program at each level.
 MAX_INLINED_INSTRUCTIONS = 500_000
@@ -122,9 +129,18 @@ MAX_REGION_INSTRUCTIONS = 1000
 #: Elements up to which a top-k is searched for in rounds, as many as routers take: each round reads the whole array.
 MAX_TOP_K_ROUNDS = 8
 
+#: Operations in the time of a byte, where no profile says them: of an H100 with bfloat16. Smaller: tiles of fewer rows,
+#: and more copies of matrices; larger: more rows multiplied in vain.
+TILE_FLOPS_PER_BYTE = 236.0
+
 #: Trips of the longest loop that counts as one over layers.
 MAX_LAYERS = 4096
 
 # ---- `rules` -------------------------------------------------------
 #: Parts tried for a split with borders, at most: smaller shards only reach further beyond their neighbours.
 MAX_BORDER_PARTS = 16
+
+# ---- `plans/kernel_notes` ------------------------------------------
+#: Part of the step, or of the memory, from which a plan speaks of a kernel, and certifies nothing where it is whole or
+#: has no price: less speaks of what hardly counts, more certifies what is not known.
+MIN_KERNEL_SHARE = 0.03

@@ -22,6 +22,7 @@ from shardwright.errors import (
     CompilationError,
     DatasetError,
     DeadlineError,
+    DebugCallbackError,
     ExecutionError,
     HloSyntaxError,
     InternalError,
@@ -59,13 +60,16 @@ if TYPE_CHECKING:
     from shardwright.client.arrays import RemoteArray
     from shardwright.client.automatic_saves import CheckpointPolicy
     from shardwright.client.datasets import Dataset
+    from shardwright.client.debug_calls import debug_step
     from shardwright.client.kept import Resumed
+    from shardwright.client.kernels import partition
     from shardwright.client.local_statistics import local_statistics
     from shardwright.client.lowering import lower
     from shardwright.client.recovery import Recovered
     from shardwright.client.session import Session, connect
     from shardwright.clusters.cluster import Cluster
     from shardwright.clusters.resource_spec import resource_spec
+    from shardwright.cost.given import cost
     from shardwright.offline import plan
     from shardwright.user_plans import Plan
 
@@ -83,13 +87,16 @@ _LAZY = {
     "Session": "shardwright.client.session",
     "annotate": "shardwright.client.annotate",
     "connect": "shardwright.client.session",
+    "debug_step": "shardwright.client.debug_calls",
     "local_statistics": "shardwright.client.local_statistics",
     "lower": "shardwright.client.lowering",
+    "partition": "shardwright.client.kernels",
     "plan": "shardwright.offline",
     "resource_spec": "shardwright.clusters.resource_spec",
 }
 #: Public name → the module that it is.
 _LAZY_MODULES = {
+    "cost": "shardwright.cost",
     "hlo": "shardwright.hlo",
     "horovod": "shardwright.horovod",
     "ranks": "shardwright.ranks",
@@ -126,6 +133,7 @@ __all__ = [
     "Dataset",
     "DatasetError",
     "DeadlineError",
+    "DebugCallbackError",
     "ExecutionError",
     "HloSyntaxError",
     "InternalError",
@@ -161,11 +169,14 @@ __all__ = [
     "__version__",
     "annotate",
     "connect",
+    "cost",
+    "debug_step",
     "errors",
     "hlo",
     "horovod",
     "local_statistics",
     "lower",
+    "partition",
     "plan",
     "ranks",
     "resource_spec",

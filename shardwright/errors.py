@@ -221,6 +221,18 @@ class NonFiniteError(ExecutionError, FloatingPointError):
     result: object = None
 
 
+class CheckError(ExecutionError):
+    """A check of the step's own, an `assert` or `raise` by values, did not hold; the step has changed nothing."""
+
+    code = "check"
+
+
+class DebugCallbackError(ShardwrightError):
+    """A function that a step calls by `jax.debug.callback` raised; the step has run. `__cause__` is what it raised."""
+
+    code = "debug_callback"
+
+
 class CheckpointError(ShardwrightError):
     """A checkpoint cannot be written or read: the directory, a step number, or its contents."""
 

@@ -6,7 +6,7 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 
-from shardwright.tuning import PROGRESS_INTERVAL_S
+from shardwright.tuning import MIN_SHOWN_S, PROGRESS_INTERVAL_S
 from shardwright.units import format_seconds
 
 
@@ -14,9 +14,9 @@ from shardwright.units import format_seconds
 class PlanProgress:
     """One report; 0.0: a figure not known yet.
 
-    phase: queue (other clients plan), parse, rules, search, rewrite (when memory binds) or check; stages and programs
-    of a pipeline; cache: an earlier plan is the answer; emit and compile, load: of the plan, on the servers;
-    background: what became of a search beside the run.
+    phase: trace and lower, of the client; queue (other clients plan), parse, rules, search, rewrite (when memory binds)
+    or check; stages and programs of a pipeline; cache: an earlier plan is the answer; emit and compile, load: of the
+    plan, on the servers; background: what became of a search beside the run.
     detail: in the phase, e.g. the mesh being searched.
     incumbent_s: predicted seconds a step of the best plan so far.
     lower_bound_s: no plan of the search is faster.
@@ -45,6 +45,34 @@ class PlanProgress:
         if self.gap is not None:
             parts.append(f"gap {self.gap:.1%}")
         return "  ".join(part for part in parts if part)
+
+
+#: What phases are called in sum, in the order in which they come; all others are the planner's.
+STAGES = {"trace": "trace", "lower": "lower", "": "plan", "emit and compile": "compile", "load": "load"}
+
+
+class StageTimes:
+    """Seconds that the stages of a preparation took so far, by their reports."""
+
+    def __init__(self, *, clock: Callable[[], float] = time.monotonic) -> None:
+        self._clock = clock
+        self._spent_s = dict.fromkeys(STAGES.values(), 0.0)
+        self._stage, self._since_s = STAGES["lower"], clock()
+
+    def enter(self, phase: str) -> None:
+        self._add()
+        self._stage = STAGES.get(phase, STAGES[""])
+
+    def _add(self) -> None:
+        now_s = self._clock()
+        self._spent_s[self._stage] += now_s - self._since_s
+        self._since_s = now_s
+
+    def __str__(self) -> str:
+        """`trace 1.20 s, plan 3.40 s`: those that took a tenth of a second or more, up to now."""
+        self._add()
+        shown = {stage: spent_s for stage, spent_s in self._spent_s.items() if spent_s >= MIN_SHOWN_S}
+        return ", ".join(f"{stage} {format_seconds(spent_s)}" for stage, spent_s in shown.items())
 
 
 class ProgressThrottle:

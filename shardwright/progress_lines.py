@@ -13,7 +13,7 @@ from contextlib import nullcontext, suppress
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, TextIO
 
-from shardwright.progress import PlanProgress
+from shardwright.progress import PlanProgress, StageTimes
 from shardwright.tuning import EVERY_S, SHOW_AFTER_S
 from shardwright.units import format_seconds
 
@@ -44,11 +44,13 @@ class ProgressLines:
         self._report = PlanProgress(phase="lower")
         self._incumbent_s = 0.0
         self._began_s = 0.0
+        self._times = StageTimes()
         self._ended = threading.Event()
         self._thread: threading.Thread | None = None
 
     def begin(self) -> None:
         self._began_s = time.monotonic()
+        self._times = StageTimes()
         if is_silenced():
             return
         if self._first:
@@ -65,7 +67,7 @@ class ProgressLines:
         elapsed_s = time.monotonic() - self._began_s
         if self._summary and is_ready and elapsed_s > SHOW_AFTER_S:
             step = f", {format_seconds(self._incumbent_s)} a step predicted" if self._incumbent_s else ""
-            _write(sys.stderr, f"{self._name}: ready after {format_seconds(elapsed_s)}{step}")
+            _write(sys.stderr, f"{self._name}: ready after {format_seconds(elapsed_s)} ({self._times}){step}")
 
     def __enter__(self) -> ProgressLines:
         self.begin()
@@ -76,6 +78,7 @@ class ProgressLines:
 
     def __call__(self, report: PlanProgress) -> None:
         self._incumbent_s = report.incumbent_s or self._incumbent_s
+        self._times.enter(report.phase)
         self._report = report
 
     def __str__(self) -> str:

@@ -6,6 +6,7 @@ and are loaded when they are first called.
 
 from __future__ import annotations
 
+import warnings
 from dataclasses import fields, replace
 from typing import TYPE_CHECKING, Any, Literal, overload
 
@@ -16,6 +17,7 @@ from shardwright.plans.plan import Plan as PlannedProgram
 from shardwright.plans.plan_text import encode_plan, plan_to_json
 
 if TYPE_CHECKING:
+    from shardwright.explicit.answer import OutShardings
     from shardwright.report.proof import Proof
     from shardwright.xla import CompileService
     from shardwright.xla.jax_shardings import PlanShardings
@@ -169,7 +171,8 @@ class Plan(PlannedProgram):
         return explain_plan(self, width=width)
 
     def emit(self) -> str:
-        """StableHLO with Shardy constraints: compiles anywhere, without Shardwright.
+        """StableHLO with Shardy constraints: compiles anywhere, without Shardwright; attention is cuDNN's calls where
+        the plan's devices have them.
 
         Raises PlanError if the HLO text is absent, UnsupportedProgramError if it leaves constants out.
         """
@@ -187,6 +190,8 @@ class Plan(PlannedProgram):
         Of others they are flat, unless `arguments`, a tuple of positional arguments or their types, and `results`, a
         result or its types (`jax.eval_shape`), give their structure.
 
+        Warns where the plan runs attention as fused kernels that the function itself writes out.
+
         Raises PlanError if too few devices are there (`partition_specs` needs none), if the plan is not `portable`,
         if an argument is passed by keyword alone, or if the plan has more or fewer arrays than `arguments` and
         `results`.
@@ -194,6 +199,7 @@ class Plan(PlannedProgram):
         from shardwright.xla.jax_shardings import to_named_shardings, with_call
 
         self.require_portable()
+        _warn_of_attention(self)
         return to_named_shardings(with_call(self, arguments, results), devices)
 
     def partition_specs(self, *, arguments: Any = None, results: Any = None) -> PlanShardings:
@@ -201,7 +207,34 @@ class Plan(PlannedProgram):
         from shardwright.xla.jax_shardings import to_partition_specs, with_call
 
         self.require_portable()
+        _warn_of_attention(self)
         return to_partition_specs(with_call(self, arguments, results))
+
+    def out_shardings(self, *, arguments: Any = None, results: Any = None) -> OutShardings:
+        """What is to be written into the step, by source line, so that `jax.jit` under a mesh of Explicit axes runs
+        the plan: `out_sharding=` of calls, `jax.sharding.reshard`; its `str()` is ready to paste. No device is needed.
+
+        arguments, results: as of `shardings`. Raises PlanError if the plan computes otherwise than the function, pads
+        an array or has no HLO text, or like `shardings`.
+        """
+        from shardwright.explicit.derive import find_out_shardings
+        from shardwright.xla.jax_shardings import with_call
+
+        _warn_of_attention(self)
+        return find_out_shardings(with_call(self, arguments, results))
+
+
+def _warn_of_attention(plan: PlannedProgram) -> None:
+    """Warns the caller's caller that `jax.jit` of the function has no kernels where it writes attention out."""
+    places = list(dict.fromkeys(note.place or plan.module_name for note in plan.attention if note.replaced))
+    if places:
+        more = f" and {len(places) - 1} more places" if len(places) > 1 else ""
+        warnings.warn(
+            f"jax.jit computes the attention at {places[0]}{more} as the function writes it, not as the fused kernels "
+            'that the plan counts on, and takes more time and memory: write implementation="cudnn" there, or compile '
+            "plan.emit()",
+            stacklevel=3,
+        )
 
 
 class PipelinePlan(PlannedPipeline):

@@ -17,11 +17,15 @@ from typing import Any
 
 import pytest
 
+from tests.light_compilation import LIGHT_COMPILATION
+
 _DEVICES = "--xla_force_host_platform_device_count"
 
 os.environ["JAX_PLATFORMS"] = "cpu"
 if _DEVICES not in os.environ.get("XLA_FLAGS", ""):
     os.environ["XLA_FLAGS"] = f"{os.environ.get('XLA_FLAGS', '')} {_DEVICES}=8".strip()
+if "xla_backend_optimization_level" not in os.environ["XLA_FLAGS"]:
+    os.environ["XLA_FLAGS"] += f" {LIGHT_COMPILATION}"
 os.environ["SHARDWRIGHT_CACHE"] = "off"
 os.environ.pop("PYTHONDONTWRITEBYTECODE", None)  # or each of a thousand processes would compile every module again
 sys.dont_write_bytecode = False

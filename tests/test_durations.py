@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -73,7 +74,8 @@ def test_a_report_becomes_rows_by_mark_and_function(tmp_path: Path) -> None:
     (tmp_path / "pytest.ini").write_text("[pytest]\nmarkers =\n    dear: costs\n    cluster: waits\n")
     report = tmp_path / "report.xml"
     command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", f"--junit-xml={report}", str(tmp_path)]
-    subprocess.run(command, cwd=tmp_path, check=True, capture_output=True, timeout=60)
+    environment = {**os.environ, "PYTHONPATH": str(ROOT)}  # the copied hooks import from tests/
+    subprocess.run(command, cwd=tmp_path, env=environment, check=True, capture_output=True, timeout=60)
     row = durations.sum_cases(list(durations.read_cases(report)))["test_measured.py"]
     assert set(row) == {"quick", "dear"}
     assert row["quick"]["functions"].keys() <= {"test_sums"}

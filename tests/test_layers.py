@@ -29,6 +29,10 @@ def modules_after(statement: str) -> set[str]:
         ("import shardwright.builders.choices", HEAVY),
         ("import shardwright.planner", ("jax", "jaxlib")),
         ("import shardwright.client.step, shardwright.client.session", ("shardwright.client.frontends.jax", "flax")),
+        (
+            "import shardwright.server.worker.executor, shardwright.server.__main__, shardwright.server.run_node",
+            ("jax", "shardwright.hlo", "shardwright.options", "shardwright.tasks"),
+        ),
         ("import shardwright.client", ("pulp", "highspy", "shardwright.planner", "shardwright.server")),
     ],
 )

@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from shardwright import progress_lines
-from shardwright.progress import BestSoFar, PlanProgress, ProgressThrottle
+from shardwright.progress import BestSoFar, PlanProgress, ProgressThrottle, StageTimes
 from shardwright.progress_lines import ProgressLines
 
 
@@ -87,6 +87,15 @@ def test_what_takes_long_says_what_goes_on(stream: type[io.StringIO], monkeypatc
     assert "12.3 ms a step predicted" in said
     if stream is Terminal:
         assert all(len(line) <= 60 for line in said.split("\n")[-1].split("\r")), "wraps"
+
+
+def test_the_last_line_names_the_stages_that_took_long() -> None:
+    """In the order in which they come; all that a planner reports counts as planning."""
+    clock = iter([0.0, 3.0, 4.5, 6.5, 8.0, 8.01, 28.0, 29.0])
+    times = StageTimes(clock=lambda: next(clock))
+    for phase in ("trace", "lower", "queue", "search", "emit and compile", "load"):
+        times.enter(phase)  # 3.0 s of lowering come before the trace, 0.01 s are of planning's second part
+    assert str(times) == "trace 1.50 s, lower 5.00 s, plan 1.51 s, compile 20.0 s, load 1.00 s"
 
 
 def test_what_ends_soon_says_one_line(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:

@@ -30,11 +30,13 @@ NOT_RUN = {
     "docs/tensorflow.md": ["downloads TensorFlow", *2 * ["needs TensorFlow"]],
     "docs/recovery.md": ["servers of a cluster", "needs a server of a cluster"],
     "docs/security.md": ["there is no such server"],
-    "docs/torch.md": ["needs PyTorch", "downloads PyTorch", *3 * ["needs PyTorch"]],
+    "docs/torch.md": ["needs PyTorch", "downloads PyTorch", *4 * ["needs PyTorch"]],
     "docs/benchmarks/ranks.md": ["needs an environment with Horovod", "minutes", "minutes"],
+    "docs/from-torchrun.md": [*2 * ["needs PyTorch"], "needs torchrun"],
     "docs/from-horovod.md": [*4 * ["needs the launcher"], "needs other hosts"],
     "examples/README.md": ["a minute of planning", "servers that run until they are stopped"],
     "examples/gpt2/README.md": ["minutes of training"],
+    "examples/llama/README.md": ["minutes of training"],
     "examples/moe/README.md": ["minutes of training"],
     "examples/wide_resnet/README.md": ["minutes of training"],
 }
@@ -48,6 +50,16 @@ def test_blocks_that_do_not_run_are_known() -> None:
 #: Pages whose programs find one running server. Those of the others start their own, as a new user's do: they save in
 #: relative folders, read their own batches, lose workers.
 _SERVED = {"docs/changing-plans.md", "docs/from-autodist.md", "docs/options.md", "examples/smoke/README.md"}
+
+
+#: What a page's programs print besides running: that a smoke test agrees with plain JAX, it says by ending well.
+PRINTED = {
+    "examples/smoke/README.md": [
+        "contracted_matmul: mesh data=8; a [-, data], b [data, -], result [-, -]; all-reduce;",
+        "kernel [-, -, -, model]",
+        "attention_by_heads: mesh data=2 × model=4;",
+    ],
+}
 
 
 @pytest.fixture(scope="module")
@@ -82,3 +94,4 @@ def test_blocks_run(document: Path, tmp_path: Path, cache: str, server: dict[str
         command, cwd=tmp_path, env=environment, capture_output=True, text=True, check=False, timeout=600
     )
     assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-4000:]
+    assert [text for text in PRINTED.get(name_of(document), []) if text not in done.stdout] == []

@@ -17,6 +17,7 @@ import numpy as np
 
 from shardwright.client.array_specs import ArraySpec, ArrayType
 from shardwright.client.arrays import RemoteArray
+from shardwright.client.debug_calls import NO_CALLS, Level
 from shardwright.errors import ArrayError
 
 _STACK_FRAME = re.compile(r" stack_frame_id=\d+")
@@ -40,6 +41,7 @@ class Program:
     argument_tree: structure of (positional arguments, arguments by keyword) over the leaves of a call; None: they are
         flat.
     changed: leaf number of a call → output number of its new value, for arrays that the function changes in place.
+    debug: what `jax.debug` says in the function; its arrays are the last outputs, and no caller sees them.
     """
 
     name: str
@@ -56,6 +58,12 @@ class Program:
     changed: Mapping[int, int] = field(default_factory=dict)
     constants: Mapping[int, np.ndarray] = field(default_factory=dict)
     captured: Mapping[int, RemoteArray] = field(default_factory=dict, compare=False)
+    debug: Level = field(default=NO_CALLS, compare=False)
+
+    @property
+    def result_count(self) -> int:
+        """Number of outputs that a caller sees, or that are put into arrays of the caller's."""
+        return len(self.outputs) - len(self.debug.types)
 
     @property
     def leaf_numbers(self) -> tuple[int, ...]:
@@ -65,6 +73,8 @@ class Program:
     @property
     def leaf_specs(self) -> tuple[ArraySpec, ...]:
         """Types of `with_captured(leaves)`."""
+        if not self.captured:
+            return self.specs
         passed = iter(self.specs)
         return tuple(
             self.captured[number].spec if number in self.captured else next(passed) for number in self.leaf_numbers

@@ -44,7 +44,10 @@ _METADATA = frozenset({"metadata"})
 _SHARDING_ATTRIBUTES = frozenset({"sharding"})
 
 #: Packages and modules of the planner; entries of other versions are not found.
-SOURCES = ("clusters", "cost", "dtypes.py", "hlo", "options", "planner", "plans", "reserved_names.py", "tasks")
+SOURCES = (
+    "attention", "clusters", "cost", "dtypes.py", "hlo", "kernels", "options", "planner", "plans", "regions",
+    "reserved_names.py", "tasks",
+)  # fmt: skip
 
 
 def program_digest(module: Module) -> bytes:

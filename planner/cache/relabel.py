@@ -175,6 +175,12 @@ class Relabeler:
                 for segment in plan.segments
             ]),
             recomputed=tuple([replace(segment, name=self.relabel_text(segment.name)) for segment in plan.recomputed]),
+            attention=tuple([
+                replace(note, place=self.relabel_text(note.place), reason=self.relabel_text(note.reason))
+                for note in plan.attention
+            ]),
+            kernels=tuple([replace(note, place=self.relabel_text(note.place)) for note in plan.kernels]),
+            regions=tuple([replace(note, place=self.relabel_text(note.place)) for note in plan.regions]),
             notes=tuple([self.relabel_text(note) for note in plan.notes]),
         )  # fmt: skip
         return relabelled, planned

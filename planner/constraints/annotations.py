@@ -11,7 +11,7 @@ import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
-from shardwright.errors import OptionError, UnsupportedProgramError
+from shardwright.errors import OptionError
 from shardwright.hlo import Instruction, Module
 from shardwright.options.plan_options import PlanOptions
 from shardwright.planner.constraints.mesh_unification import unify_meshes
@@ -21,11 +21,12 @@ from shardwright.planner.graph.imported_shardings import (
     ImportedDim,
     ImportedSharding,
     ImportedShardingError,
+    OneDeviceError,
     read_meshes,
     read_sharding,
 )
 from shardwright.planner.graph.sharding_calls import ShardingSource, find_output_shardings
-from shardwright.reserved_names import ANNOTATION_TARGET, IDENTITY_TARGETS, MANUAL_TARGETS
+from shardwright.reserved_names import ANNOTATION_TARGET, IDENTITY_TARGETS, PLACEMENT_TARGET
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -96,18 +97,6 @@ def collect_requirements(
     return unify_meshes({index: requirements for index, requirements in collected.items() if requirements})
 
 
-def refuse_manual(module: Module) -> None:
-    """Raises UnsupportedProgramError on computations written per device (`shard_map`)."""
-    for instruction in module.instructions():
-        target = instruction.get("custom_call_target") if instruction.opcode == "custom-call" else None
-        if target in MANUAL_TARGETS:
-            raise UnsupportedProgramError(
-                f"the program holds computations written for one device ({target}; shard_map or the like)",
-                where=str(module.source(instruction) or instruction.op_name or instruction.name),
-                remedy="hand over the step without shard_map: the planner shards it",
-            )
-
-
 def _exact(
     flow: Dataflow,
     option: str,
@@ -174,9 +163,17 @@ def _imported(
     try:
         return read_sharding(instruction, meshes, shape.rank, leaf)
     except ImportedShardingError as error:
+        if isinstance(error, OneDeviceError) and (not shape.rank or _places_memory(module)):
+            return None
         raise array_error(
             module, instruction, shape, array_name(module, instruction), str(error), error.remedy
         ) from None
+
+
+def _places_memory(module: Module) -> bool:
+    """Whether a program says in which memory values lie. Such programs of one device have shardings that name it, on
+    arguments, results and the calls themselves: none of them is a wish."""
+    return any(instruction.get("custom_call_target") == PLACEMENT_TARGET for instruction in module.instructions())
 
 
 def _own_pins(flow: Dataflow, node: Node) -> dict[int, DimPin]:

@@ -2,12 +2,12 @@
 
 State arguments share their buffer with an output (donated parameters and optimizer state). In a program without
 aliases, state are the arguments in `argument_axes`; without these either, each argument of rank 1 or more with an
-output of the same type (each output once, in order). The batch dimensions of the other arguments are derived from the
-program (`search.batch_dims`); the rest (keys, tables, scalars) is replicated. An instruction runs along the batch when
-a factor of its rule ties one of its dimensions to the batch (`graph.batch_dim_analysis`). A batch not divisible by the
-axes is stored padded when that pays (`strategies.padding`), else the strategy is refused; when arrays are already
-stored (`argument_axes`: the last, smaller batch of an epoch) it is kept whole. Guarantees of each strategy, on all
-instructions that allow them:
+output of the same type (each output once, in order). The batch dimensions of arguments are derived from the program
+(`search.batch_dims`); an argument with one is no state, though a result has its type (inference, decoding). The rest
+(keys, tables, scalars) is replicated. An instruction runs along the batch when a factor of its rule ties one of its
+dimensions to the batch (`graph.batch_dim_analysis`). A batch not divisible by the axes is stored padded when that pays
+(`strategies.padding`), else the strategy is refused; when arrays are already stored (`argument_axes`: the last, smaller
+batch of an epoch) it is kept whole. Guarantees of each strategy, on all instructions that allow them:
 
 data        over all axes. Batch arguments, activations and their gradients are split along the batch and stay so.
             State is replicated; each sum over the batch is one all-reduce (per dot or reduction producing one, in
@@ -133,7 +133,7 @@ def force_strategy(
             where="force",
             remedy="give a mesh like 2x4, or leave the mesh out",
         )
-    state = state_arguments(flow, options)
+    state = state_arguments(flow, options) - batch.keys()
     requirements: Requirements = {}
     in_place = set()
     strategy = _Strategy.of(options.force, mesh)

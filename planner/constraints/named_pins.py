@@ -85,7 +85,7 @@ def split_batch(
             whole = _whole(flow, node, "data")
             dims = {**whole.dims, along: DimPin(axes=axes if splits else ())}
             requirements[node] = [replace(whole, dims=dims, may_pad=True)]
-    state = {flow.parameters[number] for number in state_arguments(flow, options)}
+    state = {flow.parameters[number] for number in state_arguments(flow, options) - batch.keys()}
     split_state = frozenset(node for node in state & pinned.keys() if any(map(_splits, pinned[node])))
     roles = Roles(batch=axes, sharded_state=bool(split_state)) if splits else Roles(not_batch=axes)
     return ForcedStrategy(

@@ -171,9 +171,17 @@ def _imported_shardings(requirements: Requirements) -> list[ImportedSharding]:
 
 
 def satisfying_shardings(
-    flow: Dataflow, node: Node, requirements: Sequence[Requirement], mesh: Mesh, name: str
+    flow: Dataflow,
+    node: Node,
+    requirements: Sequence[Requirement],
+    mesh: Mesh,
+    name: str,
+    barred: Collection[str] = (),
 ) -> tuple[TensorSharding, ...]:
-    """Shardings of a value satisfying all its pins. Raises AnnotationError with the violated pin and the reason."""
+    """Shardings of a value satisfying all its pins. Raises AnnotationError with the violated pin and the reason.
+
+    barred: axes that split nothing of it (manual ones, in their region).
+    """
     shape = node.shapes[0]
     requirements = [requirement.on(mesh) for requirement in requirements]
     for requirement in requirements:
@@ -188,6 +196,7 @@ def satisfying_shardings(
         sharding
         for sharding in _all_shardings(shape, mesh, padded)
         if all(requirement.accepts(sharding, mesh) for requirement in requirements)
+        and not any(axis in barred for axis in sharding.axes)
     )
     if not shardings:
         pins = "; ".join(_describe(requirement) for requirement in requirements)

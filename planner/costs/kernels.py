@@ -21,6 +21,7 @@ from math import prod
 from shardwright.cost import HardwareProfile, compute_time_s, is_free
 from shardwright.cost.compute import Traffic
 from shardwright.cost.opcodes import ELEMENTWISE, EXPENSIVE, EXPENSIVE_ELEMENTWISE, IDENTITIES, LOOPS, SLICES
+from shardwright.hlo.opcodes import COLLECTIVES
 from shardwright.planner.costs.traffic import find_traffic
 from shardwright.planner.graph.dataflow import Dataflow, Leaf, Node
 
@@ -82,9 +83,11 @@ def find_kernels(flow: Dataflow, *, merges: bool = False) -> Kernels:
         takes_in[i] = is_fused[i] or (not is_view[i] and (is_loop[i] or (not node.is_value and opcode in _REDUCTIONS)))
     if merges:
         traffic, lasts = find_traffic(flow, is_view, is_fused, readers)
+        lasts = tuple(last and not _is_collective(node) for last, node in zip(lasts, flow.nodes, strict=True))
         return Kernels(ends=lasts, is_fused=tuple(is_fused), parts=tuple(parts), traffic=traffic)
     ends = (
-        not (node.is_value or is_view[node.index] or is_fused[node.index]) and bool(readers[node.index])
+        not (node.is_value or is_view[node.index] or is_fused[node.index] or _is_collective(node))
+        and bool(readers[node.index])
         for node in flow.nodes
     )
     return Kernels(ends=tuple(ends), is_fused=tuple(is_fused), parts=tuple(parts), traffic=(None,) * len(flow.nodes))
@@ -125,6 +128,11 @@ def _is_view(node: Node) -> bool:
     if node.is_value:
         return node.instruction.opcode == "custom-call"
     return is_free(node.instruction)
+
+
+def _is_collective(node: Node) -> bool:
+    """Whether a node is a collective of a manual region: no kernel, but no view either."""
+    return not node.is_value and node.instruction.opcode in COLLECTIVES
 
 
 def _is_folded(node: Node, readers: Sequence[int], flow: Dataflow) -> bool:

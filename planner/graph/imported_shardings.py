@@ -46,6 +46,10 @@ class ImportedShardingError(ValueError):
         self.remedy = remedy
 
 
+class OneDeviceError(ImportedShardingError):
+    """A sharding that puts the whole array on one device."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ImportedDim:
     """The parts splitting one dimension, major first. is_open: it may be split further."""
@@ -238,7 +242,7 @@ _ESCAPES = str.maketrans({'"': '\\"', "\\": "\\\\"})
 def read_sharding_attributes(instruction: Instruction, leaf: int) -> ShardingAttributes | None:
     """The sharding texts of array leaf `leaf` of an instruction's result; None without any."""
     attributes = instruction.get("frontend_attributes") or {}
-    shardy = _shardy_leaves(attributes.get(SHARDY, ""))
+    shardy = shardy_leaves(attributes.get(SHARDY, ""))
     gspmd = _gspmd_leaves(str(instruction.get("sharding") or ""))
     if not shardy and not gspmd:
         return None
@@ -251,7 +255,8 @@ def _of_leaf(texts: Sequence[str], leaf: int) -> str:
 
 
 @lru_cache(maxsize=1024)
-def _shardy_leaves(text: str) -> tuple[str, ...]:
+def shardy_leaves(text: str) -> tuple[str, ...]:
+    """One text per leaf of a list of Shardy's shardings, or of a single one."""
     text = text.replace('\\"', '"')
     return tuple(f"#sdy.sharding<{match[0].strip()}>" for match in _SHARDY.finditer(text)) or ((text,) if text else ())
 
@@ -279,7 +284,7 @@ def _read_shardy(text: str, meshes: Mapping[str, Mapping[str, int]]) -> Imported
     name, inline, dims, rest = match.groups()
     sizes = {axis: int(size) for axis, size in _AXIS.findall(inline or "")} or dict(meshes.get(name or "", {}))
     if name and "maximal" in name and not sizes:
-        raise ImportedShardingError(
+        raise OneDeviceError(
             f"sharding {text!r} puts the whole array on one device", "leave it out: the planner splits over all devices"
         )
     if "unreduced={" in rest:
@@ -321,7 +326,6 @@ def _parse_axes(inside: str, sizes: Mapping[str, int], text: str) -> tuple[Devic
 #: Words of a GSPMD sharding that no pin can say, and what they say.
 _REFUSED = {
     "manual": "is written for one device (shard_map)",
-    "maximal": "puts the whole array on one device",
     "unreduced": "asks for a partial sum",
     "shard_as": "ties two arrays together",
     "shard_like": "ties two arrays together",
@@ -329,6 +333,10 @@ _REFUSED = {
 
 
 def _read_gspmd(text: str, rank: int) -> ImportedSharding | None:
+    if "maximal" in text:
+        raise OneDeviceError(
+            f"sharding {text!r} puts the whole array on one device", "leave it out, or name axes instead"
+        )
     for word, what in _REFUSED.items():
         if word in text:
             raise ImportedShardingError(f"sharding {text!r} {what}", "leave it out, or name axes instead")

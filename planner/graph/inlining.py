@@ -4,16 +4,20 @@ Frameworks lower a helper (`jnp.where`, the slice of a scan's inputs) to one fun
 places. Without inlining all of them would share one sharding: every stacked weight of one shape one layout. XLA inlines
 calls before partitioning; nothing else changes. A fusion, in text dumped after optimization, is a compiler-made call:
 XLA fuses again after partitioning.
+
+The body of a manual region (`shard_map`) is written out like a call, between a call of ours for each array that goes in
+or comes out (`regions.border`).
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
-from shardwright.hlo import Attribute, Computation, Instruction, Module
+from shardwright.hlo import ArrayShape, Attribute, Computation, Instruction, Module, TupleShape
 from shardwright.hlo.names import NameUniquer
 from shardwright.planner.gc_pause import gc_paused
+from shardwright.planner.graph.manual_regions import TextRegions, find_regions
 from shardwright.planner.rewrites.edit import copy_of
 from shardwright.planner.tuning import MAX_INLINED_DEPTH, MAX_INLINED_INSTRUCTIONS
 
@@ -34,12 +38,13 @@ def inline_calls(module: Module) -> Module:
     call. Calls with attributes of their own stay; so do all past half a million instructions.
     """
     instructions = list(module.instructions())
-    if not any(_may_inline(instruction) for instruction in instructions):
+    regions = find_regions(module)
+    if not regions.by_instruction and not any(_may_inline(instruction) for instruction in instructions):
         return module
     if any("control-predecessors" in instruction.attributes for instruction in instructions):
         return module  # an order between instructions that a call would have to keep as a whole
     with gc_paused():
-        entry = _Inliner(module).region(module.entry, 0)
+        entry = _Inliner(module, regions).region(module.entry, 0)
         return Module(module.name, module.header, callees_first(entry), entry, module.tables)
 
 
@@ -68,26 +73,32 @@ class _Site:
     is_first: whether it is the first copy, with the original names.
     metadata: replaces the instructions' own, unless None.
     depth: nesting level.
+    around: number of the manual region that it is in, if any.
     """
 
     arguments: Sequence[Instruction] | None
     is_first: bool
     metadata: Attribute | None
     depth: int
+    around: int | None = None
 
 
 class _Inliner:
-    def __init__(self, module: Module) -> None:
+    def __init__(self, module: Module, regions: TextRegions) -> None:
+        self._regions = regions
+        self._region_count = 0
         self._names = _uniquer(instruction.name for instruction in module.instructions())
         self._computation_names = _uniquer(computation.name for computation in module.computations)
         self._written: set[Computation] = set()
         self._size = 0
 
-    def region(self, source: Computation, depth: int, metadata: Attribute | None = None) -> Computation:
+    def region(
+        self, source: Computation, depth: int, metadata: Attribute | None = None, around: int | None = None
+    ) -> Computation:
         """A copy of the entry, or of a computation run by a loop or a conditional."""
         is_first = self._is_first(source)
         region = _Region()
-        root = self._write(source, _Site(None, is_first, metadata, depth), region)
+        root = self._write(source, _Site(None, is_first, metadata, depth, around), region)
         root.is_root = True
         instructions = _without_unread(region, root)
         return Computation(
@@ -107,6 +118,7 @@ class _Inliner:
     def _write(self, source: Computation, site: _Site, region: _Region) -> Instruction:
         """Append the instructions of `source`; returns its root."""
         copies: dict[Instruction, Instruction] = {}
+        numbers: dict[Instruction, int] = {}  # calls of manual regions → the regions' numbers
         for instruction in source.instructions:
             if instruction.opcode == "parameter" and site.arguments is not None:
                 copies[instruction] = site.arguments[instruction.index]
@@ -114,6 +126,8 @@ class _Inliner:
             operands = tuple([copies[operand] for operand in instruction.operands])
             if instruction.opcode == "get-tuple-element" and operands[0] in region.tuples:
                 copies[instruction] = operands[0].operands[instruction.index]
+            elif instruction in self._regions.by_instruction and self._has_room(site.depth):
+                copies[instruction] = self._write_region(instruction, operands, site, region, numbers)
             elif _may_inline(instruction) and self._has_room(site.depth):
                 copies[instruction] = self._inline(instruction, operands, site, region)
             else:
@@ -128,10 +142,39 @@ class _Inliner:
         (callee,) = call.called["calls" if call.opcode == "fusion" else "to_apply"]
         is_first = self._is_first(callee)
         metadata = site.metadata or (None if is_first else call.attributes.get("metadata"))
-        root = self._write(callee, _Site(operands, is_first, metadata, site.depth + 1), region)
+        root = self._write(callee, _Site(operands, is_first, metadata, site.depth + 1, site.around), region)
         if root.opcode == "tuple":
             region.tuples.add(root)
         return root
+
+    def _write_region(
+        self,
+        part: Instruction,
+        operands: Sequence[Instruction],
+        site: _Site,
+        region: _Region,
+        numbers: dict[Instruction, int],
+    ) -> Instruction:
+        """Append an instruction of a manual region: its body, or calls at its border, behind a tuple for several."""
+        call = self._regions.by_instruction[part].call
+        number = numbers.get(call)
+        if number is None:
+            number = numbers[call] = self._region_count
+            self._region_count += 1
+        if part is call:
+            return self._inline(call, operands, replace(site, around=number), region)
+        borders = self._regions.write_border(part, operands, number, site.around)
+        for place, border in enumerate(borders):
+            if place or not site.is_first:
+                border.name = self._names.register(part.name)
+            region.instructions.append(border)
+        if isinstance(part.shape, ArrayShape):
+            return borders[0]
+        shape = TupleShape(tuple(border.shape for border in borders))
+        together = Instruction(self._names.register(part.name), "tuple", shape, tuple(borders), line=part.line)
+        region.instructions.append(together)
+        region.tuples.add(together)
+        return together
 
     def _copy(self, instruction: Instruction, operands: Sequence[Instruction], site: _Site) -> Instruction:
         """The instruction on copied operands. It keeps its name where its function is written out first."""
@@ -143,7 +186,7 @@ class _Inliner:
             copy.attributes["metadata"] = site.metadata
         if not _REGIONS.isdisjoint(instruction.called):
             copy.called = {
-                name: tuple(self.region(callee, site.depth + 1, site.metadata) for callee in callees)
+                name: tuple(self.region(callee, site.depth + 1, site.metadata, site.around) for callee in callees)
                 for name, callees in instruction.called.items()
             }
             for name, callees in copy.called.items():

@@ -3,7 +3,8 @@
 Their arrays are one device's shards and their collectives name fixed devices; planned like a whole program they would
 compute something else. Evidence of such a text (a mesh of its own and shardings on its instructions are none):
 
-- an instruction about devices: a collective, `partition-id`, `replica-id`, a transfer between devices;
+- an instruction about devices: a collective, `partition-id`, `replica-id`, a transfer between devices; those in manual
+  regions (`manual_regions`) are none;
 - `replica_count` above one: the text is one replica's;
 - computations named by the partitioner (`main.4_spmd`);
 - `num_partitions` above one in text after optimization (a schedule, fusions): it comes after partitioning.
@@ -17,6 +18,7 @@ from collections.abc import Iterator
 from shardwright.errors import UnsupportedProgramError
 from shardwright.hlo import Computation, Instruction, Module
 from shardwright.hlo.opcodes import COLLECTIVES, DEVICE_NUMBERS
+from shardwright.planner.graph.manual_regions import computations_inside, find_regions
 
 _TRANSFERS = frozenset({"send", "recv"})
 #: The partitioner writes `_spmd` behind a name and its number (`main.4_spmd`); a user's `f_spmd` has the number last.
@@ -55,7 +57,8 @@ def is_optimized(module: Module) -> bool:
 
 
 def _evidence(module: Module) -> Iterator[tuple[str, str]]:
-    for instruction in module.instructions():
+    inside = computations_inside(find_regions(module))  # of manual regions: these are read as what they are
+    for instruction in (i for c in module.computations if c not in inside for i in c.instructions):
         what = _device_use(instruction)
         if what is not None and not is_single_device(instruction, module):
             yield f"{instruction.name!r} is {what}", location_of(module, instruction)

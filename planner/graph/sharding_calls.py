@@ -6,6 +6,9 @@ Any instruction of a module may carry its result's sharding: `dot(a, b), shardin
 and the call survives every rewrite. All consumers of an annotated value therefore read a call with its sharding: inside
 loops, branches and called functions too, per array of a tuple.
 
+A call on a scalar says nothing and is taken out: JAX's Explicit mode puts one on each counter and bound of a loop,
+where trip counts and rewrites of loops do not look for it.
+
 The shardings of the program's parameters, its root and JAX's output marks (`out_shardings`) describe the storage of
 variables. They are read from the original program (`annotations.VariableShardings`), then removed.
 """
@@ -27,7 +30,10 @@ from shardwright.planner.rewrites.dim_classes import reachable_computations
 from shardwright.planner.rewrites.edit import Names, attribute, computation_of, copy_of
 from shardwright.reserved_names import IDENTITY_TARGETS
 
-#: JAX's custom call that carries an output's sharding.
+#: JAX's custom call that carries the sharding of a value.
+_CALL_TARGET = "Sharding"
+
+#: … and the one of an output.
 _OUTPUT_TARGET = "xla.sdy.FuncResultSharding"
 
 
@@ -68,7 +74,8 @@ def insert_sharding_calls(module: Module, outputs: Iterable[ShardingSource]) -> 
     """
     planned = reachable_computations(module)
     marks = {maker for _, maker, _ in outputs if _is_output_mark(maker)}
-    if not marks and not any(_is_marked(instruction) for computation in planned for instruction in computation):
+    written = (instruction for computation in planned for instruction in computation)
+    if not marks and not any(_is_marked(instruction) or _is_on_scalar(instruction) for instruction in written):
         return module
     with gc_paused():
         return _Writer(module, set(planned), marks).run()
@@ -79,6 +86,13 @@ def _is_marked(instruction: Instruction) -> bool:
     if SHARDING_ATTRIBUTES.isdisjoint(instruction.attributes) or not any(_shardings_of_leaves(instruction)):
         return False
     return instruction.get("custom_call_target") not in IDENTITY_TARGETS
+
+
+def _is_on_scalar(instruction: Instruction) -> bool:
+    """Whether an instruction is a `Sharding` call on a scalar."""
+    if instruction.get("custom_call_target") != _CALL_TARGET:
+        return False
+    return isinstance(instruction.shape, ArrayShape) and not instruction.shape.rank
 
 
 def _shardings_of_leaves(instruction: Instruction) -> list[ShardingAttributes | None]:
@@ -150,7 +164,7 @@ class _Writer:
         if old not in self._ends:
             shardings = _shardings_of_leaves(old) if _is_marked(old) else self._loops.get(old, ())
         operands = [self._made[operand] for operand in old.operands]
-        if old in self._marks:
+        if old in self._marks or _is_on_scalar(old):
             return operands[0]
         if old.opcode == "get-tuple-element" and operands[0] in self._elements:
             value = self._elements[operands[0]][old.index]
@@ -198,7 +212,7 @@ class _Writer:
         if not isinstance(value.shape, ArrayShape) or self._says.get(value) == carried:
             return value
         call = Instruction(self._names.like(value.name, "sharding"), "custom-call", value.shape, (value,))
-        call.attributes["custom_call_target"] = attribute("custom_call_target", '"Sharding"')
+        call.attributes["custom_call_target"] = attribute("custom_call_target", f'"{_CALL_TARGET}"')
         call.attributes.update(carried.attributes)
         self._says[call] = carried
         return self._add(call, value)

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Hashable, Mapping
 
+from shardwright.attention import read_call
 from shardwright.hlo import Computation, Instruction
+from shardwright.kernels import KERNEL_TARGET, RULE_ATTRIBUTE, read_price
 
 #: Attributes that say nothing about what an instruction computes.
 _IRRELEVANT = frozenset({"metadata", "frontend_attributes", "sharding", "backend_config", "origin"})
@@ -23,7 +25,7 @@ def signature(instruction: Instruction) -> Hashable:
         tuple(o.payload if o.opcode == "constant" else None for o in instruction.operands),
         instruction.shape.leaves,
         tuple((a.name, a.text) for a in instruction.attributes.values() if _counts(a.name, called)),
-        _batching_attributes(instruction) if instruction.opcode == "custom-call" else None,
+        _call_attributes(instruction) if instruction.opcode == "custom-call" else None,
         tuple(_region_signature(region) for regions in called.values() for region in regions),
     )
 
@@ -47,10 +49,15 @@ def _counts(name: str, called: Mapping[str, object]) -> bool:
     return name not in _IRRELEVANT and name not in called
 
 
-def _batching_attributes(call: Instruction) -> tuple[str | None, str | None]:
-    """A call's declared batch and dimensions (`rules.batched`): the only frontend attributes that count."""
+def _call_attributes(call: Instruction) -> Hashable:
+    """What counts of a custom call's frontend attributes and configuration: an attention, or a declared batch and
+    dimensions (`rules.batched`), a price and a kernel's forms."""
+    attention = read_call(call)
+    if attention is not None:
+        return attention
     said = dict(call.get("frontend_attributes", {}))
-    return said.get("num_batch_dims"), said.get("xla.sdy.sharding_rule")
+    forms = call.get("backend_config") if call.get("custom_call_target") == KERNEL_TARGET else None
+    return said.get("num_batch_dims"), said.get(RULE_ATTRIBUTE), read_price(call), forms
 
 
 def _region_signature(region: Computation) -> Hashable:

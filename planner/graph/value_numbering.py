@@ -4,15 +4,23 @@ from __future__ import annotations
 
 from collections.abc import Hashable
 
+from shardwright.hlo.opcodes import COLLECTIVES
 from shardwright.planner.graph.dataflow import BARRIERS, Dataflow, Leaf, Node
+from shardwright.regions import border_of
 
 #: Attributes that say nothing of what is computed; regions are compared by their opcode's other attributes.
 _SILENT = frozenset({"metadata", "sharding", "frontend_attributes", "to_apply", "body", "condition"})
 
+#: The same of collectives, and of the borders of manual regions.
+_SILENT_OF_REGIONS = frozenset({"metadata", "sharding"})
+
 
 def operation_key(node: Node) -> tuple[Hashable, ...]:
     """A node's operation, without its operands."""
-    text = tuple((a.name, a.text) for a in node.instruction.attributes.values() if a.name not in _SILENT)
+    silent = _SILENT
+    if node.instruction.opcode in COLLECTIVES or border_of(node.instruction) is not None:
+        silent = _SILENT_OF_REGIONS  # what they combine by, which region they are of
+    text = tuple((a.name, a.text) for a in node.instruction.attributes.values() if a.name not in silent)
     return (node.instruction.opcode, node.shapes, node.instruction.payload, text)
 
 

@@ -99,6 +99,7 @@ class MemoryModel:
 
     margin: part of its temporaries, required in addition to them.
     hoists: the compiler's hoisting out of loops (`Compiler.hoists_loop_invariants`).
+    constants_bytes: of the program's constants, whole on every device.
     """
 
     flow: Dataflow
@@ -106,6 +107,7 @@ class MemoryModel:
     shared_layouts: Sequence[Leaf]
     margin: float = 0.0
     hoists: str = "none"
+    constants_bytes: int = 0
     _always_live: frozenset[Leaf] = frozenset()
     _nodes: dict[str, tuple[Leaf, ...]] = field(default_factory=dict)
     _spans: dict[Leaf, tuple[int, int]] = field(default_factory=dict)
@@ -253,10 +255,11 @@ class MemoryModel:
         return total
 
     def bytes_at(self, peak: MemoryConstraint, decisions: Decisions) -> float:
-        """Bytes of a plan's buffers live at a peak, margin included."""
+        """Bytes of a plan's buffers live at a peak and of constants, margin included."""
         # Sorted: a sum of floats depends on its order, and a plan must not depend on that of a set.
         return (
-            sum(peak.value_weight(leaf) * self._value_bytes(peak, leaf, decisions) for leaf in sorted(peak.values))
+            self.constants_bytes
+            + sum(peak.value_weight(leaf) * self._value_bytes(peak, leaf, decisions) for leaf in sorted(peak.values))
             + sum(
                 peak.layout_copy_weight(leaf) * _layout_copy_bytes(decisions, leaf)
                 for leaf in sorted(peak.layout_copies)

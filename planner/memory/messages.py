@@ -123,6 +123,7 @@ def _describe_needs(search: MeshSearch, least: CandidatePlan, needed: int) -> st
         {
             "state": state,
             "other arguments and results": least.memory.arguments_bytes - state + least.memory.outputs_bytes,
+            "constants of the program": least.memory.constants_bytes,
             "kept free for what predictions miss": needed - least.memory.peak_bytes,
         },
         least.memory.temporaries_bytes,

@@ -9,8 +9,8 @@ from shardwright.cost.peak.memory import shard_bytes
 from shardwright.planner.graph.dataflow import Node
 from shardwright.planner.memory.constraint import MemoryConstraint
 from shardwright.planner.plans.assemble import Decisions
-from shardwright.planner.rules.base import rule_of
-from shardwright.reserved_names import IDENTITY_TARGETS
+from shardwright.planner.rules import devices_alike, rule_of
+from shardwright.reserved_names import BORDER_TARGETS, IDENTITY_TARGETS
 from shardwright.units import format_bytes
 
 #: Custom calls in a message, at most.
@@ -18,8 +18,8 @@ _MAX_NAMED = 3
 
 #: How to have such calls split.
 REMEDY = (
-    "have the custom call split: put it into jax.experimental.custom_partitioning with a sharding_rule, or write it in "
-    "plain JAX (docs/custom-calls.md)"
+    "have the custom call split: put it into jax.experimental.custom_partitioning with a sharding_rule, a Pallas "
+    "kernel into shardwright.partition, or write it in plain JAX (docs/custom-calls.md)"
 )
 
 
@@ -49,7 +49,7 @@ def find_opaque_calls(peak: MemoryConstraint, decisions: Decisions) -> OpaqueCal
     flow = decisions.graph.flow
     at_once: dict[str, int] = {}
     for node in flow.nodes:
-        if _is_opaque(node):
+        if _is_opaque(node, decisions):
             target = node.instruction.get("custom_call_target", "")
             at_once[target] = max(at_once.get(target, 0), sum(_unsplit_bytes(node, decisions)))
     if not at_once:
@@ -57,7 +57,7 @@ def find_opaque_calls(peak: MemoryConstraint, decisions: Decisions) -> OpaqueCal
     bytes_by_target: dict[str, int] = {}
     for index, leaf in peak.values:
         node = flow.nodes[index]
-        if _is_opaque(node):
+        if _is_opaque(node, decisions):
             target, shape = node.instruction.get("custom_call_target", ""), node.shapes[leaf]
             bytes_by_target[target] = bytes_by_target.get(target, 0) + shape.size_bytes
     largest = {target: max(size, bytes_by_target.get(target, 0)) for target, size in at_once.items()}
@@ -68,11 +68,15 @@ def find_opaque_calls(peak: MemoryConstraint, decisions: Decisions) -> OpaqueCal
     )
 
 
-def _is_opaque(node: Node) -> bool:
+def _is_opaque(node: Node, decisions: Decisions) -> bool:
     instruction = node.instruction
     if node.is_value or instruction.opcode != "custom-call":
         return False
-    return instruction.get("custom_call_target", "") not in IDENTITY_TARGETS and not rule_of(instruction).factors
+    target = instruction.get("custom_call_target", "")
+    place = decisions.graph.builder.rules.inside.places.get(instruction)
+    if place is not None and devices_alike(decisions.graph.prices.mesh, place) == 1:
+        return False  # in a manual region: one device's part
+    return target not in IDENTITY_TARGETS | BORDER_TARGETS and not rule_of(instruction).factors
 
 
 def _unsplit_bytes(node: Node, decisions: Decisions) -> Iterator[int]:

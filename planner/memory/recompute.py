@@ -317,6 +317,8 @@ class _Costs:
             return None  # stored by the loop
         decisions = self._decisions
         graph = decisions.graph
+        if instruction in graph.builder.rules.inside.places:
+            return None  # a part of a manual region would run again beside the rest
         (index, _), *_ = decisions.graph.flow.leaves[instruction]
         node = graph.flow.nodes[index]
         if node.is_value or node.instruction is not instruction:

@@ -18,6 +18,7 @@ from shardwright.planner.rules import Factor
 from shardwright.planner.rules.base import factor, operand_leaves
 from shardwright.planner.rules.linear import becomes_partial, is_zero, linear_ways
 from shardwright.planner.strategies.rule_cache import RuleCache
+from shardwright.regions import Border, border_of
 
 #: Instructions with another result or effect in a second run.
 IMPURE = frozenset({"rng", "rng-get-and-update-state", "infeed", "outfeed", "send", "recv"})
@@ -76,6 +77,10 @@ def localize(instruction: Instruction, leaf: int, along: Along, rules: RuleCache
         source, target = instruction.operands[0].shape.leaves[0], instruction.shape.leaves[0]
         cut = _cut_after_reshape(target.dimensions, source.dimensions, along)
         return None if cut is None else LocalRule((cut[0],), (along,), cut[1])
+    border = border_of(instruction)
+    if border is not None:
+        read = _across(border, along, inwards=not border.enters)
+        return None if read is None else LocalRule((read,), (along,), _size_inside(instruction, border, along))
     for candidate in _factors(instruction, rules):
         if (
             candidate.contracted
@@ -85,7 +90,7 @@ def localize(instruction: Instruction, leaf: int, along: Along, rules: RuleCache
             continue
         return LocalRule(
             _cut(candidate.operands, along.outer),
-            _cut(candidate.results, along.outer),
+            _cut_results(candidate, along.outer),
             candidate.size // along.outer,
         )
     return None
@@ -126,6 +131,11 @@ def _along(instruction: Instruction, kinds: tuple[Kind, ...], rules: RuleCache) 
         source, target = instruction.operands[0].shape.leaves[0], instruction.shape.leaves[0]
         moved = _cut_after_reshape(source.dimensions, target.dimensions, kind)
         return None if moved is None else LocalRule(kinds, (moved[0],), moved[1])
+    border = border_of(instruction)
+    if border is not None:
+        (kind,) = cut.values()
+        given = _across(border, kind, inwards=border.enters)
+        return None if given is None else LocalRule(kinds, (given,), _size_inside(instruction, border, given))
     for candidate in _factors(instruction, rules):
         if any(candidate.operands[i] != kind.dim for i, kind in cut.items()) or not _keeps(
             instruction, candidate, outer
@@ -138,10 +148,32 @@ def _along(instruction: Instruction, kinds: tuple[Kind, ...], rules: RuleCache) 
             continue
         count = len(candidate.results)
         results = (
-            _cut(candidate.results, outer) if candidate.reduction is None else (Term(candidate.reduction),) * count
+            _cut_results(candidate, outer) if candidate.reduction is None else (Term(candidate.reduction),) * count
         )
         return LocalRule(operands, results, candidate.size // outer)
     return None
+
+
+def _across(border: Border, along: Along, *, inwards: bool) -> Along | None:
+    """A cut on the other side of a manual region's border: outside, each of the parts that manual axes make of a
+    dimension is cut; None for a cut outside that goes through these parts."""
+    parts = border.parts[along.dim] if border.parts else 1
+    if not inwards:
+        return Along(along.dim, along.outer * parts)
+    return Along(along.dim, along.outer // parts) if along.outer % parts == 0 else None
+
+
+def _size_inside(instruction: Instruction, border: Border, result: Along) -> int:
+    """Elements that are cut, of one block of the array inside. result: the cut of what the border gives."""
+    inside = instruction if border.enters else instruction.operands[0]
+    parts = 1 if border.enters or not border.parts else border.parts[result.dim]
+    return inside.shape.leaves[0].dimensions[result.dim] // (result.outer // parts)
+
+
+def _cut_results(factor: Factor, outer: int) -> tuple[Kind, ...]:
+    """The kinds of the results of an exact factor, of which some may be sums (`Factor.summed`)."""
+    kinds = enumerate(_cut(factor.results, outer))
+    return tuple([SUM if number in factor.summed else kind for number, kind in kinds])
 
 
 def _cut(dims: tuple[int | None, ...], outer: int) -> tuple[Kind, ...]:
@@ -183,7 +215,7 @@ def _factors(instruction: Instruction, rules: RuleCache) -> Iterator[Factor]:
     if rule.leafwise:
         return
     looked_up = _lookup_predicate(instruction)
-    for candidate in rule.factors:
+    for candidate in (*rule.factors, *(each for each in rule.exchange_factors if each.summed)):
         if candidate.reduction != "gather" and not looked_up(candidate) and not _repeats(instruction, candidate):
             yield candidate
     extra = _BATCHED.get(instruction.opcode)

@@ -6,7 +6,10 @@ import re
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 
+from shardwright.attention import read_call
+from shardwright.cost.kernels import count_parts
 from shardwright.hlo import ArrayShape, Attribute, Instruction
+from shardwright.kernels import PRICE_ATTRIBUTE, RULE_ATTRIBUTE, read_price
 from shardwright.planner.rewrites import edit
 
 
@@ -89,30 +92,45 @@ _RULE_DIMS = re.compile(r"\[([^\]]*)\]")
 
 
 def _custom_call(instruction: Instruction, operands: Sequence[Instruction], result: ArrayShape) -> list[Attribute]:
-    """Operand layouts and Shardy's rule in a call name its operands' sizes."""
+    """Operand layouts, Shardy's rule and an attention's configuration name the operands' sizes."""
+    attention = read_call(instruction)
+    if attention is not None:
+        texts = attention.part([_dims(operand) for operand in operands]).attribute_texts()
+        return [edit.attribute(name, text) for name, text in texts.items()]
     attributes = []
     if "operand_layout_constraints" in instruction.attributes:
         leaves = iter([leaf for operand in operands for leaf in operand.shape.leaves])
         text = instruction.attributes["operand_layout_constraints"].text
         local = _CONSTRAINED.sub(lambda _: f"[{','.join(map(str, next(leaves).dimensions))}]", text)
         attributes.append(edit.attribute("operand_layout_constraints", local))
-    if _RULE in instruction.get("frontend_attributes", {}):
-        attributes.append(_shardy_rule(instruction, operands))
+    said = instruction.get("frontend_attributes", {})
+    if RULE_ATTRIBUTE in said or PRICE_ATTRIBUTE in said:
+        attributes.append(_local_frontend(instruction, operands))
     return attributes
 
 
-_RULE = "xla.sdy.sharding_rule"
-
-
-def _shardy_rule(instruction: Instruction, operands: Sequence[Instruction]) -> Attribute:
-    """`#sdy.op_sharding_rule<([i, j])->([i, k]) {i=4, …}>` with the local sizes of the operands."""
+def _local_frontend(instruction: Instruction, operands: Sequence[Instruction]) -> Attribute:
+    """What a call says of itself, of one micro-batch: its rule with the local sizes of the operands, its part of a
+    price."""
     attribute = instruction.attributes["frontend_attributes"]
-    rule = attribute.value[_RULE]
+    said, text = attribute.value, attribute.text
+    price = read_price(instruction) if PRICE_ATTRIBUTE in said else None
+    if price is not None:
+        shapes = [leaf.dimensions for operand in operands for leaf in operand.shape.leaves]
+        local = price.divide(max(count_parts(instruction, shapes), 1.0))
+        text = text.replace(said[PRICE_ATTRIBUTE], local.to_text())
+    if RULE_ATTRIBUTE in said:
+        rule = said[RULE_ATTRIBUTE]
+        text = text.replace(rule, _local_rule(rule, operands))
+    return edit.attribute("frontend_attributes", text)
+
+
+def _local_rule(rule: str, operands: Sequence[Instruction]) -> str:
+    """`#sdy.op_sharding_rule<([i, j])->([i, k]) {i=4, …}>` with the local sizes of the operands."""
     sizes: dict[str, int] = {}
     for operand, names in zip(operands, _RULE_DIMS.findall(rule), strict=False):
         sizes |= zip([name.strip() for name in names.split(",")], _dims(operand), strict=False)
-    local = re.sub(r"\b([a-z]+(?:_\d+)?)=(\d+)", lambda m: f"{m[1]}={sizes.get(m[1], m[2])}", rule)
-    return edit.attribute("frontend_attributes", attribute.text.replace(rule, local))
+    return re.sub(r"\b([a-z]+(?:_\d+)?)=(\d+)", lambda m: f"{m[1]}={sizes.get(m[1], m[2])}", rule)
 
 
 _REWRITTEN: dict[str, _Rewrite] = {

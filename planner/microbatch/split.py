@@ -12,7 +12,8 @@ from shardwright.options.plan_options import PlanOptions
 from shardwright.planner.gc_pause import gc_paused
 from shardwright.planner.graph.dataflow import build_dataflow
 from shardwright.planner.graph.inlining import inline_calls
-from shardwright.planner.microbatch.batch_candidates import batch_candidates
+from shardwright.planner.graph.manual_regions import find_inside
+from shardwright.planner.microbatch.batch_candidates import batch_candidates, tie_dims
 from shardwright.planner.microbatch.demand import Demand, EmitMode, Version
 from shardwright.planner.microbatch.kinds import DONE, SUM, WHOLE, Along, Kind, Term
 from shardwright.planner.microbatch.labels import KindLabels, Labeller
@@ -112,8 +113,10 @@ def split_step(module: Module, options: PlanOptions | None = None) -> StepSplit:
         flow = build_dataflow(module)
         refused: list[tuple[tuple[bool, int], dict[int, Along], MicroBatchError]] = []
         order = {instruction: number for number, instruction in enumerate(module.entry.instructions)}
-        for batch in batch_candidates(flow, options):
-            labeller, labels = label_step(module, batch)
+        rules = RuleCache()
+        rules.inside = find_inside(module)
+        for batch in batch_candidates(flow, options, tie_dims(flow, rules)):
+            labeller, labels = label_step(module, batch, rules=rules)
             if labels.conflicts:
                 is_usual = all(along.dim == 0 for along in batch.values())
                 rank = (is_usual, order[labels.conflicts[0]])
@@ -130,7 +133,7 @@ def split_step(module: Module, options: PlanOptions | None = None) -> StepSplit:
             )
         _, batch, error = max(refused, key=lambda refusal: refusal[0])  # the candidate with the latest conflict
         if options.micro_batch_inexact:
-            labeller, labels = label_step(module, batch, inexact=True)
+            labeller, labels = label_step(module, batch, inexact=True, rules=rules)
             if not labels.conflicts:
                 return cut_step(module, batch, labeller, labels, options.argument_names)
             error = conflict_error(module, labeller, labels)

@@ -54,7 +54,8 @@ def choose_pipeline(
     )
     clock = clock or Clock(options.deadline_s)
     try:
-        program = Program(hlo, replace(options, micro_batches=None), clock=clock)
+        kernel = hardware_profile(cluster.hardware).attention
+        program = Program(hlo, replace(options, micro_batches=None), clock=clock, kernel=kernel)
         choice = search_pipeline(
             program, cluster, wanted, whole_s=whole_s, why_not=why_not, progress=progress, clock=clock
         )
@@ -92,6 +93,7 @@ def to_pipeline_spec(program: Program, choice: PipelineChoice) -> PipelineSpec:
         arguments=_origins(choice.arguments, sides[0], program.arguments),
         outputs=_origins(choice.outputs, sides[1], program.outputs),
         candidates=choice.candidates,
+        attention=program.attention,
         notes=choice.notes,
         whole=tuple(_whole(choice)),
     )

@@ -31,6 +31,7 @@ from shardwright.planner.pipeline.weight_programs import delay_weight_gradients
 from shardwright.planner.search.search import plan as plan_step
 from shardwright.planner.stages.device_groups import link_between
 from shardwright.planner.stages.types import StageGroup
+from shardwright.plans.attention_note import AttentionNote
 from shardwright.plans.pipeline_plan import (
     ArgumentEntry,
     OutputEntry,
@@ -68,7 +69,7 @@ class PipelineSpec:
     chunks: per stage; chunk c is on stage c % stages.
     whole: per stage, a plan of the whole step on its mesh; empty: planned here.
     arguments, outputs: origins of those of `module`; None: they are the user's.
-    candidates, notes: passed on to the plan.
+    candidates, attention, notes: passed on to the plan.
     """
 
     module: Module
@@ -81,6 +82,7 @@ class PipelineSpec:
     arguments: tuple[Origin, ...] | None = None
     outputs: tuple[Origin, ...] | None = None
     candidates: tuple[PipelineCandidate, ...] = ()
+    attention: tuple[AttentionNote, ...] = ()
     notes: tuple[str, ...] = ()
 
 
@@ -155,6 +157,7 @@ class _Maker:
             step_s=timeline.step_s,
             bubble_fraction=timeline.bubble_fraction,
             candidates=choice.candidates,
+            attention=choice.attention,
             notes=(*choice.notes, *step.split.notes),
             planning_s=time.perf_counter() - self._start,
             hlo_text=self._hlo_text,

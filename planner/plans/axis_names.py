@@ -25,10 +25,10 @@ _NAME = re.compile(r"\w+")
 
 def name_axes(plan: Plan) -> Plan:
     """The plan with `data` as the name of the axis that splits the batch; itself where it has that name or there is
-    none.
+    none, or where axes have the names of the program's manual ones.
     """
     batch = _find_batch_axis(plan)
-    if batch is None:
+    if batch is None or plan.manual_axes:
         return plan
     return _rename(plan, {batch: DATA, DATA: batch})
 

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from math import prod
 
 from shardwright.hlo import Instruction
+from shardwright.hlo.opcodes import COLLECTIVES
 from shardwright.planner.graph.dataflow import Dataflow, Leaf, Node, Use
 from shardwright.planner.rules.reduction import reduction_of
 from shardwright.planner.tuning import MAX_GRADIENT_PARTS
@@ -68,7 +69,10 @@ class Causes:
         return f"gradient of {gradient}" if gradient else f"{self._value(use.source)} for {self._operation(node)}"
 
     def exchange(self, node: Node, kind: str) -> str:
-        """`borders for convolution (model.py:63)` of neighbours, or `partial results of reduction (model.py:63)`."""
+        """`borders for convolution (model.py:63)` of neighbours, `partial results of reduction (model.py:63)`, or, in a
+        manual region, `of the program, all-gather all_gather (model.py:63)`."""
+        if node.instruction.opcode in COLLECTIVES:
+            return f"of the program, {self._operation(node)}"
         what = "borders for" if kind == "collective-permute" else "partial results of"
         return f"{what} {self._operation(node)}"
 

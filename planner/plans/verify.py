@@ -14,7 +14,8 @@ Conditions, and the functions that check them:
    then add up to the value;
 6. tuples, loops, calls and conditionals pass their leaves on unchanged (`_check_carried`);
 7. parameters and outputs of the plan are those of the program, an alias has one layout (`boundary`);
-8. predicted collectives name instructions and axes that exist (`_check_collectives`).
+8. in manual regions and at their borders manual axes are used as the program says, and not otherwise (`legality`);
+9. predicted collectives name instructions and axes that exist (`_check_collectives`).
 
 Deep models repeat their layers: an entry is checked once for all equal instructions (`LegalityCache`).
 """
@@ -27,6 +28,7 @@ from hashlib import sha256
 
 from shardwright.errors import PlanCheckError
 from shardwright.hlo import Computation, Instruction, Module, TupleShape
+from shardwright.planner.graph.manual_regions import find_inside
 from shardwright.planner.plans.boundary import boundary_problems
 from shardwright.planner.rules.linear import becomes_partial
 from shardwright.planner.strategies.legality import flat
@@ -94,7 +96,7 @@ class _Checker:
         self._check_program()
         computations = reachable_by_name(self.module)
         self._collect_entries(computations)
-        judge = LegalityCache(self.plan.mesh)
+        judge = LegalityCache(self.plan.mesh, find_inside(self.module))
         for computation in computations.values():
             for instruction in computation.instructions:
                 for problem in self._problems(instruction, judge):

@@ -14,6 +14,11 @@ from shardwright.planner.rules import (  # noqa: F401 - importing registers the 
 )
 from shardwright.planner.rules.base import Factor, OpRule, coverage, rule_of, strategy_rule
 from shardwright.planner.rules.halo import Halo, exchange_bytes
+from shardwright.planner.rules.manual import ManualPart, Place, axes_on, devices_alike, match_axis, rule_at
+from shardwright.planner.rules.objections import find_objection
 from shardwright.planner.rules.xla_bugs import find_xla_bug
 
-__all__ = ["Factor", "Halo", "OpRule", "coverage", "exchange_bytes", "find_xla_bug", "rule_of", "strategy_rule"]
+__all__ = [
+    "Factor", "Halo", "ManualPart", "OpRule", "Place", "axes_on", "coverage", "devices_alike", "exchange_bytes",
+    "find_objection", "find_xla_bug", "match_axis", "rule_at", "rule_of", "strategy_rule",
+]  # fmt: skip

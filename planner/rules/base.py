@@ -14,11 +14,15 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from math import gcd
+from typing import TYPE_CHECKING
 
 from shardwright.errors import InternalError
 from shardwright.hlo import ArrayShape, Instruction
 from shardwright.planner.rules.halo import Halo
 from shardwright.planner.tuning import MAX_BORDER_PARTS
+
+if TYPE_CHECKING:
+    from shardwright.planner.rules.manual import ManualPart
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -38,6 +42,7 @@ class Factor:
         result (a contracted factor's padding is masked) and moves no data. Only when every dimension the factor names
         has `size` elements: all shards are then cut alike.
     halo: the borders exchanged between devices when the factor is split; see `Halo.permutes`.
+    summed: result leaves of which each device has a term; they are added up inside the instruction, by all-reduces.
     """
 
     name: str
@@ -47,6 +52,7 @@ class Factor:
     reduction: str | None = None
     may_pad: bool = False
     halo: tuple[Halo, ...] = ()
+    summed: tuple[int, ...] = ()
 
     @property
     def contracted(self) -> bool:
@@ -60,15 +66,17 @@ class OpRule:
     reason: why there are none, or the dimensions left out.
     leafwise: the instruction only forwards leaves (tuple, get-tuple-element, while, …): a mesh axis may take one factor
         per leaf, each leaf independently. False everywhere else.
-    exchange_factors: further legal factors, with other communication than an all-reduce: neighbours exchange borders
-        (`Factor.halo`; a mesh axis may take one when each halo's `permutes` is not None), or partial results are
-        gathered.
+    exchange_factors: further legal factors, with communication inside the instruction: neighbours exchange borders
+        (`Factor.halo`; a mesh axis may take one when each halo's `permutes` is not None), partial results are gathered,
+        or some of the results are summed (`Factor.summed`).
+    manual: what stands in a manual region, or at its border; None for anything else.
     """
 
     factors: tuple[Factor, ...]
     reason: str = ""
     leafwise: bool = False
     exchange_factors: tuple[Factor, ...] = ()
+    manual: ManualPart | None = None
 
 
 RuleFunction = Callable[[Instruction], OpRule]
@@ -123,6 +131,7 @@ def factor(
     *,
     may_pad: bool = True,
     halo: tuple[Halo, ...] = (),
+    summed: Iterable[int] = (),
 ) -> Factor | None:
     """The factor splitting dimension `d` of leaf `i` per `{i: d}`; None when its size is 1 or borders reach too far.
 
@@ -148,6 +157,7 @@ def factor(
         reduction=reduction,
         may_pad=may_pad and not halo and all(dim_size == size for dim_size in sizes),
         halo=halo,
+        summed=tuple(summed),
     )
 
 
@@ -160,7 +170,7 @@ def _reachable(halo: tuple[Halo, ...], size: int) -> bool:
 def rule(factors: Iterable[Factor | None], reason: str = "", *, leafwise: bool = False) -> OpRule:
     """An OpRule of the existing factors; `reason` gives the dimensions left out and why."""
     existing = [one for one in factors if one is not None]
-    plain = tuple(one for one in existing if not one.halo and one.reduction != "gather")
+    plain = tuple(one for one in existing if not one.halo and not one.summed and one.reduction != "gather")
     return OpRule(
         factors=plain,
         reason=reason,

@@ -7,7 +7,9 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
+from shardwright.attention import read_call
 from shardwright.hlo import Instruction
+from shardwright.planner.rules.attention import attention_rule
 from shardwright.planner.rules.base import Factor, OpRule, factor, no_factors, operand_leaves, rule, strategy_rule
 from shardwright.planner.rules.declared_rules import read_declared_rule
 from shardwright.reserved_names import IDENTITY_TARGETS
@@ -40,7 +42,8 @@ def top_k(instruction: Instruction) -> OpRule:
 
 @strategy_rule("custom-call")
 def custom_call(instruction: Instruction) -> OpRule:
-    """What a call declares: its sharding rule, or its batch; sharding annotations are the identity; no more is known.
+    """Attention's own rule, or what a call declares: its sharding rule, or its batch; sharding annotations are the
+    identity; no more is known.
 
     JAX writes `num_batch_dims` into the frontend attributes of calls (LAPACK's, cuSOLVER's). Their targets are
     registered with XLA as partitionable along that many leading dimensions of every operand and result.
@@ -49,6 +52,9 @@ def custom_call(instruction: Instruction) -> OpRule:
     leaves = operand_leaves(instruction)
     if target in IDENTITY_TARGETS and len(leaves) == 1 == len(instruction.shape.leaves):
         return rule(factor(instruction, f"d{dim}", {0: dim}, {0: dim}) for dim in range(leaves[0].rank))
+    call = read_call(instruction)
+    if call is not None:
+        return attention_rule(instruction, call)
     declared = read_declared_rule(instruction)
     if declared is not None:
         return declared

@@ -1,84 +1,42 @@
-"""Rules declared by a program for its own custom calls: Shardy's `sdy.sharding_rule`.
+"""Rules declared by a program for its own custom calls: Shardy's `sdy.sharding_rule` (`shardwright.kernels.rules`).
 
 JAX writes the rule given to `jax.experimental.custom_partitioning` into the text, in a frontend attribute
-`xla.sdy.sharding_rule` of the call:
-
-    #sdy.op_sharding_rule<([i, j], [j, k])->([i, k]) {i=8, j=4, k=6} reduction={j} need_replication={k}, custom>
-
-A list of factors per dimension, major first, of each operand and result; their sizes; and those with a special kind,
-not plain pass-through (https://openxla.org/shardy/sharding_representation). Split along a factor, each device makes the
-same call on its parts (`xla/manual_computation.py`). Only these factors count here:
+`xla.sdy.sharding_rule` of the call. Split along a factor, each device makes the same call on its parts
+(`xla/manual_computation.py`). Only these factors count here:
 
 - pass-through ones: nobody would sum over a reduction factor, and factors needing replication stay whole;
-- those of an operand and of every result: a result without one depends on all of it;
+- those of an operand and of every result: a result without one depends on all of it. Results do not count that have no
+  dimensions, for a rule could not say so of them, or no elements, or one element that nobody reads (the client says
+  which). Who hands out a number that depends on a factor says that the factor needs replication;
 - the major one of a dimension: its parts are contiguous;
 - those with a size divisible by the device count: a kernel knows nothing of padding.
+
+A kernel that comes with programs for its parts (`shardwright.kernels.forms`) is split where there is one for the part.
+Its reduction factors count too: the program around it adds the parts' results up (`xla/kernels.py`).
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping
+from math import prod
 
 from shardwright.hlo import Instruction
+from shardwright.kernels import KERNEL_TARGET, RULE_ATTRIBUTE, KernelForms, ShardingRule, parse_rule, read_forms
+from shardwright.kernels.rules import read_rule, split_dims
 from shardwright.planner.rules.base import Factor, OpRule, factor, no_factors, operand_leaves, rule
+from shardwright.plans.shardings import Mesh
 
-#: The frontend attribute that holds a rule, as Shardy exports it.
-ATTRIBUTE = "xla.sdy.sharding_rule"
+#: The frontend attribute that names results which nobody reads, by number, as the client writes it.
+UNREAD = "shardwright.unread_results"
 
 #: Calls of kernels compiled for the sizes of their arrays: a part of these is another kernel.
 _OF_ONE_SIZE = re.compile(r"tpu_custom_call|.*triton.*|AwsNeuron.*|mosaic_gpu.*", re.IGNORECASE)
 
-_FACTOR = re.compile(r"[a-z](?:_\d+)?")
-_RULE = re.compile(
-    r"#sdy\.op_sharding_rule<\s*\((?P<operands>[^()]*)\)\s*->\s*\((?P<results>[^()]*)\)\s*"
-    r"(?:\{(?P<sizes>[^{}]*)\})?(?P<rest>[^<>]*)>"
-)
-_ARRAY = re.compile(r"\[([^\[\]]*)\]")
-_KIND = re.compile(r"(?:reduction|need_replication|permutation|blocked_propagation)\s*=\s*\{([^{}]*)\}")
-_SIZE = re.compile(r"([a-z](?:_\d+)?)\s*=\s*(\d{1,18})")
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ShardingRule:
-    """A parsed rule.
-
-    operands / results: per array and dimension, its factors, major first.
-    sizes: of each factor.
-    whole: factors that stay whole.
-    """
-
-    operands: tuple[tuple[tuple[str, ...], ...], ...]
-    results: tuple[tuple[tuple[str, ...], ...], ...]
-    sizes: dict[str, int]
-    whole: frozenset[str]
-
-
-def parse_rule(text: str) -> ShardingRule | None:
-    """The rule in Shardy's notation `text`; None when it is not one."""
-    match = _RULE.fullmatch(text.strip())
-    if match is None:
-        return None
-
-    def arrays(group: str) -> tuple[tuple[tuple[str, ...], ...], ...]:
-        return tuple(
-            tuple(tuple(_FACTOR.findall(dim)) for dim in array.split(",") if dim.strip())
-            for array in _ARRAY.findall(match[group])
-        )
-
-    whole = (name for kind in _KIND.findall(match["rest"]) for name in _FACTOR.findall(kind))
-    return ShardingRule(
-        operands=arrays("operands"),
-        results=arrays("results"),
-        sizes={name: int(size) for name, size in _SIZE.findall(match["sizes"] or "")},
-        whole=frozenset(whole),
-    )
-
 
 def read_declared_rule(instruction: Instruction) -> OpRule | None:
     """The factors of a custom call with a declared rule; None without one."""
-    text = instruction.get("frontend_attributes", {}).get(ATTRIBUTE)
+    text = instruction.get("frontend_attributes", {}).get(RULE_ATTRIBUTE)
     if text is None:
         return None
     target = instruction.get("custom_call_target", "")
@@ -87,12 +45,35 @@ def read_declared_rule(instruction: Instruction) -> OpRule | None:
             f"custom call {target!r} is compiled for the sizes of its arrays: its rule says no parts of it"
         )
     declared = parse_rule(text)
-    if declared is None or not _fits(declared, instruction):
+    forms = read_forms(instruction)
+    if declared is None or not _fits(declared, instruction) or (target == KERNEL_TARGET and forms is None):
         return no_factors(f"custom call {target!r} has a sharding rule that does not fit its arrays")
-    op_rule = rule(_factors(declared, instruction))
+    op_rule = rule(_factors(declared, instruction, forms))
     whole = _whole(op_rule, instruction)
     reason = f"custom call {target!r} takes dimension {whole} whole, as its sharding rule says" if whole else ""
     return rule(op_rule.factors, reason)
+
+
+def find_missing_part(instruction: Instruction, assignment: Mapping[str, Factor | None], mesh: Mesh) -> str | None:
+    """Why a kernel is not computed by the parts that axes' factors cut it into; None where it is.
+
+    assignment: mesh axis → factor.
+    """
+    forms = read_forms(instruction) if instruction.opcode == "custom-call" else None
+    if forms is None:
+        return None
+    counts: dict[str, int] = {}
+    for axis, each in assignment.items():
+        if each is not None:
+            counts[each.name] = counts.get(each.name, 1) * mesh.sizes[axis]
+    declared = read_rule(instruction)
+    if not counts or (declared is not None and _has_form(declared, instruction, forms, counts)):
+        return None
+    return f"there is no program of the kernel for {' · '.join(f'{n} parts of {name}' for name, n in counts.items())}"
+
+
+def _has_form(declared: ShardingRule, instruction: Instruction, forms: KernelForms, counts: Mapping[str, int]) -> bool:
+    return declared.cut([leaf.dimensions for leaf in operand_leaves(instruction)], counts) in forms
 
 
 def _whole(op_rule: OpRule, instruction: Instruction) -> str:
@@ -113,20 +94,36 @@ def _fits(declared: ShardingRule, instruction: Instruction) -> bool:
     ]
 
 
-def _factors(declared: ShardingRule, instruction: Instruction) -> Iterable[Factor | None]:
+def _factors(declared: ShardingRule, instruction: Instruction, forms: KernelForms | None) -> Iterable[Factor | None]:
+    needed = _results_that_count(instruction)
     for name in sorted(declared.sizes):
-        operands, results = (_split(arrays, name) for arrays in (declared.operands, declared.results))
-        if name not in declared.whole and operands and results and len(results) == len(declared.results):
-            yield factor(instruction, name, operands, results, parts=declared.sizes[name], may_pad=False)
+        operands, results = (split_dims(arrays, name) for arrays in (declared.operands, declared.results))
+        if not operands or results is None:
+            continue
+        parts = declared.sizes[name] if forms is None else _count_parts(name, declared, instruction, forms)
+        if name not in declared.whole and needed <= results.keys():
+            yield factor(instruction, name, operands, results, parts=parts, may_pad=False)
+        elif forms is not None and name in declared.reduction and not results:
+            yield factor(instruction, name, operands, {}, "add", parts=parts, may_pad=False)
 
 
-def _split(arrays: tuple[tuple[tuple[str, ...], ...], ...], name: str) -> dict[int, int] | None:
-    """The dimension of each array split by a factor; None when it is a minor one, or splits two of one array."""
-    split_dims: dict[int, int] = {}
-    for array, dims in enumerate(arrays):
-        for dim, factors in enumerate(dims):
-            if name in factors:
-                if factors[0] != name or array in split_dims:
-                    return None
-                split_dims[array] = dim
-    return split_dims
+def _count_parts(name: str, declared: ShardingRule, instruction: Instruction, forms: KernelForms) -> int:
+    """The largest number of parts of a factor that, like all its divisors, there is a program for."""
+    array, dim = next(iter((split_dims(declared.operands, name) or {}).items()))
+    size = operand_leaves(instruction)[array].dimensions[dim]
+    sizes = {shapes[array][dim] for shapes in forms if len(shapes) > array and len(shapes[array]) > dim}
+    counts = {size // part for part in sizes if part and size % part == 0}
+    counts = {count for count in counts if _has_form(declared, instruction, forms, {name: count})}
+    return max(
+        (count for count in counts if all(part in counts for part in range(1, count) if count % part == 0)), default=1
+    )
+
+
+def _results_that_count(instruction: Instruction) -> set[int]:
+    """Numbers of the results that are to have a factor."""
+    unread = instruction.get("frontend_attributes", {}).get(UNREAD, "").split(",")
+    return {
+        number
+        for number, leaf in enumerate(instruction.shape.leaves)
+        if leaf.rank and prod(leaf.dimensions) > (1 if str(number) in unread else 0)
+    }

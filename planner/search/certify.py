@@ -8,7 +8,9 @@ from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING
 
-from shardwright.cost import bytes_with_margin, predict_memory
+from shardwright.attention import read_call
+from shardwright.cost import HardwareProfile, bytes_with_margin, predict_memory
+from shardwright.cost.attention import runs_fused
 from shardwright.errors import PlanCheckError
 from shardwright.hlo import Module
 from shardwright.planner.clock import OutOfTimeError
@@ -17,8 +19,11 @@ from shardwright.planner.constraints.mesh_unification import scaling_notes
 from shardwright.planner.graph.dataflow import Dataflow
 from shardwright.planner.parallel import ForkedFuture
 from shardwright.planner.plans.assemble import segment_plans
+from shardwright.planner.plans.attention_savings import price_savings
 from shardwright.planner.plans.causes import Causes
 from shardwright.planner.plans.collectives import list_collectives
+from shardwright.planner.plans.kernel_notes import note_kernels
+from shardwright.planner.plans.regions import manual_axes_on, region_notes
 from shardwright.planner.plans.verify import check_plan
 from shardwright.planner.rewrites import drop_idle_views
 from shardwright.planner.rewrites.undo_split_dims import undo_split_dims
@@ -198,6 +203,7 @@ def _bound_scope(search: MeshSearch, chain: Chain) -> str:
 
 def assemble_plan(search: MeshSearch, winner: CandidatePlan, candidates: tuple[Candidate, ...]) -> Plan:
     decisions, program = winner.decisions, search.program
+    collectives = list_collectives(decisions, Causes(search.flow, program.arguments, program.outputs))
     plan = Plan(
         module_name=program.module.name,
         hlo_sha256=hashlib.sha256(program.text.encode()).hexdigest(),
@@ -207,7 +213,7 @@ def assemble_plan(search: MeshSearch, winner: CandidatePlan, candidates: tuple[C
         instructions=winner.instructions,
         parameters=winner.parameters,
         outputs=winner.outputs,
-        collectives=list_collectives(decisions, Causes(search.flow, program.arguments, program.outputs)),
+        collectives=collectives,
         cost=winner.cost,
         memory=winner.memory,
         candidates=candidates,
@@ -215,11 +221,16 @@ def assemble_plan(search: MeshSearch, winner: CandidatePlan, candidates: tuple[C
         recomputed=search.recomputation.segments if search.recomputation else (),
         micro_batches=program.micro_batches,
         compile_options=_compile_options(search, winner),
+        attention=price_savings(program.attention, decisions, search.profile, program.twins),
+        manual_axes=manual_axes_on(winner.mesh, program.rules.inside),
+        regions=region_notes(program.module, program.rules.inside, collectives),
+        kernels=note_kernels(decisions, search.profile, step_s=winner.cost.step_s, peak_bytes=winner.memory.peak_bytes),
         notes=(
             *winner.notes,
             *scaling_notes(program.pins, winner.mesh),
             *_note_replication(winner.instructions),
             *_note_bucket(search),
+            *_note_written_out(program.module, search.profile),
         ),
         hlo_text=program.text,
     )
@@ -243,6 +254,16 @@ def _note_bucket(search: MeshSearch) -> list[str]:
         "combines all-reduces of any size" if profile.compiler.runs("merges_all_reduces") else "has its own limits"
     )
     return [f"bucket={bucket_bytes}: no effect, the compiler for {profile.name!r} has no such threshold and {instead}"]
+
+
+def _note_written_out(module: Module, profile: HardwareProfile) -> list[str]:
+    """Note of attention that devices without a kernel of it compute written out."""
+    calls = [call for instruction in module.instructions() if (call := read_call(instruction)) is not None]
+    count = sum(not runs_fused(call, profile.attention) for call in calls)
+    if not count:
+        return []
+    what = "1 call runs" if count == 1 else f"{count} calls run"
+    return [f"attention: {what} written out, {profile.name!r} devices have no fused kernel of it"]
 
 
 def _note_replication(instructions: tuple[InstructionPlan, ...]) -> list[str]:

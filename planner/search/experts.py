@@ -132,9 +132,9 @@ def find_faster_expert(search: Search, step_s: float, names: Sequence[str] = tup
             if candidate is not None and (candidate.step_s is None or candidate.step_s >= step_s):
                 continue
             solution = _record_cost(search, name, mesh, make)
-            if isinstance(solution, Refusal) or solution.step_s >= step_s:
+            if isinstance(solution, Refusal) or (search.expert_costs[name, mesh].step_s or 0.0) >= step_s:
                 continue
-            plan = _evaluate_if_fits(search, solution)
+            plan = _evaluate_if_fits(search, name, solution)
             if plan is not None and plan.cost.step_s < step_s:
                 scope = _bound_scope(name, FASTER_THAN_SEARCH)
                 best, step_s = replace(plan, cost=replace(plan.cost, bound_scope=scope)), plan.cost.step_s
@@ -150,7 +150,7 @@ def similarly_fast_experts(search: Search, limit_s: float) -> Iterator[Candidate
             if other != mesh:
                 continue
             known = search.expert_solutions.get((search.program, search.hidden_share, name, mesh))
-            plan = _evaluate_if_fits(search, make() if known is None else known)
+            plan = _evaluate_if_fits(search, name, make() if known is None else known)
             if plan is not None and plan.cost.step_s <= limit_s:
                 yield replace(plan, cost=replace(plan.cost, bound_scope=_bound_scope(name, SIMPLER)))
 
@@ -168,7 +168,7 @@ def expert_candidates(search: Search) -> list[Candidate]:
 def _to_candidate(search: Search, name: str, mesh: Mesh, outcome: MeshSolution | Refusal) -> Candidate:
     if isinstance(outcome, Refusal):
         return Candidate(mesh=mesh, step_s=None, note=outcome.message, name=name)
-    return Candidate(mesh=mesh, step_s=search.step_with_overlap_s(outcome), name=name)
+    return Candidate(mesh=mesh, step_s=search.predict_step_s(outcome), name=name)
 
 
 def _record_cost(
@@ -182,19 +182,23 @@ def _record_cost(
     return solution
 
 
-def _evaluate_if_fits(search: Search, outcome: MeshSolution | Refusal) -> CandidatePlan | None:
-    """The plan, when it exists and fits the memory."""
+def _evaluate_if_fits(search: Search, name: str, outcome: MeshSolution | Refusal) -> CandidatePlan | None:
+    """The plan, when it exists and fits the memory; recorded when it does not fit."""
     if isinstance(outcome, Refusal):
         return None
     plan = search.evaluate(outcome.chain, outcome.solution, outcome.notes)
-    return plan if search.fits(plan) else None
+    if search.fits(plan):
+        return plan
+    search.expert_misfits.add((name, plan.mesh))
+    return None
 
 
 def _meshes_for_force(search: Search, force: str) -> Iterator[tuple[Mesh, Callable[[], MeshSolution | Refusal]]]:
     """Meshes of a forced strategy, each with a function solving it there."""
     options = replace(search.options, force=force, mode="search")
     try:
-        meshes = meshes_to_search(search.cluster, options, search.program.pins)
+        program = search.program
+        meshes = meshes_to_search(search.cluster, options, program.pins, program.rules.inside)
     except OptionError:
         return
     for mesh in meshes:

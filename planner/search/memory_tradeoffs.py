@@ -90,7 +90,11 @@ def _fit_unrestricted(outcome: SearchResult) -> SearchResult:
 def _is_much_faster_without_limit(outcome: SearchResult) -> bool:
     """Whether a plan over the budget promises to be much faster than the chosen one."""
     search = outcome.search
-    faster = (solution for solution in outcome.solutions if solution.step_s * (1 + NEAR_FASTEST) < outcome.step_s)
+    faster = (
+        solution
+        for solution in outcome.solutions
+        if outcome.predict_step_s(solution) * (1 + NEAR_FASTEST) < outcome.step_s
+    )
     return any(not search.fits(outcome.evaluate(solution)) for solution in faster)
 
 

@@ -27,11 +27,13 @@ from shardwright.planner.memory.lagrangian import LagrangianSearch
 from shardwright.planner.memory.recompute import Recomputation
 from shardwright.planner.plans.assemble import Decisions, build_instruction_plans, build_variable_plans, decide
 from shardwright.planner.plans.collectives import communication, total_compute_s
+from shardwright.planner.rules import axes_on
+from shardwright.planner.search.manual_meshes import check_manual_axes
 from shardwright.planner.search.meshes import mesh_from_options
 from shardwright.planner.search.program import Program
 from shardwright.planner.search.sharding_propagation import propagate_shardings
 from shardwright.planner.search.solutions import CandidatePlan, MeshSolution
-from shardwright.planner.search.tuning import FAST_GAP_TOLERANCE, LARGE_GAP_TOLERANCE
+from shardwright.planner.search.tuning import FAST_GAP_TOLERANCE, LARGE_GAP_TOLERANCE, MIN_GAIN
 from shardwright.planner.segments.combinable_collectives import combinable_bytes_by_node
 from shardwright.planner.segments.cost_graph import CostGraph
 from shardwright.planner.segments.neighborhood_cache import NeighborhoodCache
@@ -75,13 +77,15 @@ class MeshSearch:
         self._reported_plan: CandidatePlan | None = None
         self._incumbent_s = math.inf
         check_force(options)
-        mesh_from_options(options, cluster.device_count)  # an impossible mesh is refused before parsing
+        given = mesh_from_options(options, cluster.device_count)  # an impossible mesh is refused before parsing
         self.report("parse")
         self.cluster = cluster
         self.options = options
         self.profile = hardware_profile(cluster.hardware).with_bucket(options.bucket_bytes)
         self.limit_bytes = memory_limit_bytes(options, cluster, self.profile)
         self.program = Program(hlo, options, self.profile, self.clock)
+        if given is not None and self.program.rules.inside.places:
+            check_manual_axes(given, self.program.rules.inside)
         self.clock.record_build_time(
             self.clock.elapsed_s
         )  # initial estimate: building a plan takes about as long as parsing
@@ -106,6 +110,16 @@ class MeshSearch:
         options = self.options
         is_free = options.force is None and options.mesh is None and not self.program.pins
         return is_free and options.mode == "search" and not self.is_fast
+
+    @property
+    def simplicity_tolerance(self) -> float:
+        """Relative excess of a simpler plan's step, at most; 0 where the step alone decides."""
+        return self.limits.simplicity_tolerance if self.options.simple else 0.0
+
+    @property
+    def min_gain(self) -> float:
+        """Minimum relative gain over an earlier plan, of fewer axes mostly; 0 where the step alone decides."""
+        return MIN_GAIN if self.options.simple else 0.0
 
     def must_stop(self) -> bool:
         """Whether the search must stop with its current result: a plan, or infeasibility."""
@@ -164,12 +178,8 @@ class MeshSearch:
             mesh=chain.graph.prices.mesh, step_s=step_s, chain=chain, solution=solved, notes=tuple(notes)
         )
 
-    def step_with_overlap_s(self, solution: MeshSolution) -> float:
-        """Seconds a step of a solution, with overlap capped by the available compute and a latency per combined
-        collective."""
-        topology = solution.chain.graph.prices.topology
-        if not (topology.overlap or topology.combiner_limits):
-            return solution.step_s
+    def predict_step_s(self, solution: MeshSolution) -> float:
+        """Seconds a step of a solution's plan: combined collectives share a latency, overlap ends with the compute."""
         decisions = decide(solution.chain.graph, solution.solution.states)
         return total_compute_s(decisions) + communication(decisions).exposed_s
 
@@ -344,19 +354,14 @@ class MeshSearch:
         self, builder: StrategyBuilder, requirements: dict[int, tuple[Requirement, ...]], mesh: Mesh
     ) -> dict[int, StrategySet]:
         """Strategies of the pinned nodes."""
-        nodes, names = self.flow.nodes, self._node_names()
-        return {
-            node: builder.of_shardings(
-                satisfying_shardings(
-                    self.flow,
-                    nodes[node],
-                    asked,
-                    mesh,
-                    names.get(node) or array_name(self.flow.module, nodes[node].instruction),
-                )
-            )
-            for node, asked in requirements.items()
-        }
+        names, around = self._node_names(), self.program.rules.inside.axes
+        sets = {}
+        for number, asked in requirements.items():
+            node = self.flow.nodes[number]
+            name = names.get(number) or array_name(self.flow.module, node.instruction)
+            barred = axes_on(mesh, around.get(node.instruction, ()))
+            sets[number] = builder.of_shardings(satisfying_shardings(self.flow, node, asked, mesh, name, barred))
+        return sets
 
     def _node_names(self) -> dict[int, str]:
         """Names of user-visible nodes in messages; an output that is also an argument has the argument's name."""
@@ -386,6 +391,8 @@ def _note_unsplit_products(decisions: Decisions, options: PlanOptions) -> list[s
     for node in decisions.graph.flow.nodes:
         if node.is_value or not node.weight or node.instruction.opcode not in {"dot", "convolution"}:
             continue
+        if node.instruction in decisions.graph.builder.rules.inside.places:
+            continue  # of a manual region: one device's part already
         strategy = decisions.strategies[node.index]
         split = {name for s in (*strategy.operands, *strategy.results) for name in s.axes}
         if axis.size > 1 and axis.name not in split:

@@ -27,7 +27,10 @@ from shardwright.options.plan_options import MAX_MESH_AXES, PlanOptions
 from shardwright.options.user_options import DEFAULT_AXES
 from shardwright.planner.constraints.mesh_unification import common_program_meshes
 from shardwright.planner.constraints.pins import Requirements, axes_in_pins, axis_orders, program_meshes
+from shardwright.planner.graph.manual_regions import Inside
 from shardwright.planner.graph.program_mesh import order_axes
+from shardwright.planner.limits import SearchLimits
+from shardwright.planner.search.manual_meshes import manual_meshes
 from shardwright.plans.shardings import Mesh, MeshAxis
 
 #: Placement of a set of axes: per device group, its number of members on each node.
@@ -55,17 +58,22 @@ def mesh_from_options(options: PlanOptions, device_count: int) -> Mesh | None:
     return mesh
 
 
-def meshes_to_search(cluster: Cluster, options: PlanOptions, requirements: Requirements) -> tuple[Mesh, ...]:
+def meshes_to_search(
+    cluster: Cluster, options: PlanOptions, requirements: Requirements, inside: Inside | None = None
+) -> tuple[Mesh, ...]:
     """The meshes to search: the given one, the program's own, or candidates with the axes named by pins.
 
     The program's own mesh (of its sharding constraints, or required by their tiles when axes are unnamed) is taken when
     its device count equals the cluster's. Otherwise: the first group of candidates with its axes in other sizes
     (`scale_program_mesh`). Without either, a forced strategy over all axes gets one axis, a mixed one two or more,
-    expert parallelism one or two.
+    expert parallelism one or two. Where the program has manual regions (`inside`), all have their axes.
 
-    Raises OptionError when the given mesh does not fit, or no mesh can.
+    Raises OptionError when the given mesh does not fit, or no mesh can, and like `manual_meshes`.
     """
     given = mesh_from_options(options, cluster.device_count)
+    if inside is not None and inside.places:
+        is_vast = options.effort != "best" and cluster.device_count >= SearchLimits().huge_device_count
+        return (given,) if given is not None else _meshes_of_regions(cluster, inside, requirements, is_vast=is_vast)
     if given is not None:
         return (given,)
     names = axes_in_pins(requirements)
@@ -85,6 +93,21 @@ def meshes_to_search(cluster: Cluster, options: PlanOptions, requirements: Requi
         )
         or scaled
     )
+
+
+def _meshes_of_regions(
+    cluster: Cluster, inside: Inside, requirements: Requirements, *, is_vast: bool
+) -> tuple[Mesh, ...]:
+    """Inequivalent meshes with the axes of the program's manual regions; if there are such, those with its other axes
+    in use as well."""
+    nodes = _node_of_devices(cluster)
+    names = [name for sizes in inside.meshes for name in sizes]
+    unique_meshes: dict[object, Mesh] = {}
+    for mesh in manual_meshes(cluster, inside, is_vast=is_vast):
+        unique_meshes.setdefault(_signature(mesh, nodes, names), mesh)
+    meshes = tuple(unique_meshes.values())
+    own = common_program_meshes(requirements)
+    return tuple(mesh for mesh in meshes if not any(used.axes_without_match(mesh) for used in own)) or meshes
 
 
 def _meshes_for_force(cluster: Cluster, force: str, names: tuple[str, ...]) -> tuple[Mesh, ...]:

@@ -8,15 +8,19 @@ from __future__ import annotations
 from collections.abc import Hashable, Iterable, Mapping, Sequence
 from copy import copy
 
-from shardwright.cost import HardwareProfile
+from shardwright.cost import HardwareProfile, platform_of_profile
 from shardwright.cost.peak.liveness import Liveness, liveness
+from shardwright.cost.peak.memory import constants_bytes
+from shardwright.cost.profiles import AttentionKernel
+from shardwright.errors import MicroBatchError
 from shardwright.hlo import Module, elided
 from shardwright.hlo.elided import PRINT_THEM
 from shardwright.hlo.entry import parameter_names
 from shardwright.options.plan_options import PlanOptions
 from shardwright.options.user_options import name_matches
+from shardwright.planner.attention import fuse_attention, kernel_limits, note_calls, note_recomputed
 from shardwright.planner.clock import Clock
-from shardwright.planner.constraints.annotations import VariableShardings, collect_requirements, refuse_manual
+from shardwright.planner.constraints.annotations import VariableShardings, collect_requirements
 from shardwright.planner.constraints.forced import ForcedStrategy, force_strategy, state_arguments
 from shardwright.planner.constraints.named_pins import pins_by_name, replicate_rest, split_batch
 from shardwright.planner.constraints.pins import Requirement, program_meshes, suspicious_axes
@@ -28,6 +32,7 @@ from shardwright.planner.graph.donation import alias_donors
 from shardwright.planner.graph.dynamic_sizes import refuse_dynamic_sizes
 from shardwright.planner.graph.imported_shardings import ImportedSharding
 from shardwright.planner.graph.inlining import inline_calls
+from shardwright.planner.graph.manual_regions import find_inside, let_enter, number_apart, refuse_manual, torn_region
 from shardwright.planner.graph.names import argument_names, output_names
 from shardwright.planner.graph.optimized_hlo import NOTE, undo_optimization
 from shardwright.planner.graph.per_device_programs import is_optimized, refuse_per_device_program
@@ -41,6 +46,7 @@ from shardwright.planner.rewrites.batch_norm import expand_batch_norms
 from shardwright.planner.rewrites.batched_lookups import batch_lookups
 from shardwright.planner.rewrites.constant_folding import fold_constants
 from shardwright.planner.rewrites.initial_values import neutralize_initial_values
+from shardwright.planner.rewrites.ragged_products import tile_ragged_products
 from shardwright.planner.rewrites.swapped_products import swap_products
 from shardwright.planner.rewrites.top_k import expand_top_k
 from shardwright.planner.rewrites.variable_views import rewrite_for
@@ -74,12 +80,14 @@ class Program:
     batch: batch argument (flat number) → dimension, in a step cut into micro-batches; otherwise None.
     pins: requirements by node.
     twins: rematerialized node → original node.
+    attention: what became of its attention.
     own_shardings: the program's own shardings of arguments and outputs, when given.
     state: nodes of arguments kept between steps.
     fed_arguments: nodes of all other arguments, but for those that workers read themselves.
     rules: strategy rules of its instructions.
     profile: device profile, identifies values too expensive to recompute per consumer; None: no value is.
     clock: may end the reading.
+    kernel: the devices' kernel of attention, where there is no profile.
     """
 
     def __init__(
@@ -88,6 +96,7 @@ class Program:
         options: PlanOptions,
         profile: HardwareProfile | None = None,
         clock: Clock | None = None,
+        kernel: AttentionKernel | None = None,
     ) -> None:
         self.options, self.profile, self.clock = options, profile, clock or Clock()
         source = Source(hlo) if isinstance(hlo, str) else hlo
@@ -101,8 +110,17 @@ class Program:
         self.own_shardings = VariableShardings()
         if options.constraints == "keep":
             self.own_shardings = VariableShardings.of(module, outputs)
-        # Common start of all variants: shardings as calls, functions inlined.
+        # Common start of all variants: shardings as calls, functions inlined, attention as calls.
         self._base_module = inline_calls(insert_sharding_calls(alias_donors(module), outputs))
+        refuse_manual(self._base_module, inlined=True)
+        if options.rewrites != "none" and not (profile is not None and platform_of_profile(profile.name) == "tpu"):
+            self._base_module = tile_ragged_products(self._base_module, profile)
+        self._own_attention = note_calls(self._base_module)
+        limits = kernel_limits(options.fused_attention, kernel if profile is None else profile.attention)
+        if limits is not None and options.rewrites != "none":
+            fused = fuse_attention(self._base_module, limits)
+            self._base_module = fused.module
+            self._own_attention += fused.notes
         self.rules = RuleCache()
         self._rewrite(None, options.micro_batches or 1)
 
@@ -116,7 +134,7 @@ class Program:
 
     def _rewrite(self, again: Recomputation | None, micro_batches: int) -> None:
         options, twins = self.options, dict[str, str]()
-        module = self._base_module
+        module, self.attention = self._base_module, self._own_attention
         self.clock.check()
         if options.rewrites != "none":
             module = fold_constants(module)
@@ -127,11 +145,21 @@ class Program:
         if again is not None:
             rewritten = apply_recomputation(module, again)
             module, twins = rewritten.module, dict(rewritten.twins)
+            self.attention = note_recomputed(self._own_attention, module, twins)
         self.clock.check()
         split = split_step(module, options) if micro_batches > 1 else None
         self.clock.check()
         if split is not None:
             module = accumulate_step(split, micro_batches)
+            let_enter(module)
+            number_apart(module)
+            torn = torn_region(module)
+            if torn is not None:
+                raise MicroBatchError(
+                    f"a manual region (shard_map) computes {torn.name} for all micro-batches together",
+                    where=str(module.source(torn) or torn.name),
+                    remedy="plan without micro-batches, or compute it outside of the region",
+                )
             self.clock.check()
         self.micro_batches = micro_batches
         self.batch: Mapping[int, int] | None = None
@@ -147,6 +175,7 @@ class Program:
         self.module = self.rewritten.module
         self._text: str | None = None
         self.rules.stack_rows = find_stack_rows(self.module)
+        self.rules.inside = find_inside(self.module)
         self.flow = build_dataflow(self.module)
         self.flow.notes += split.notes if split else ()
         self.flow.notes += _note_elided_constants(self.original)
@@ -291,7 +320,12 @@ class Program:
             self._liveness = liveness(self.module, profile)
         hoists = profile.compiler.hoists_loop_invariants
         return MemoryModel(
-            flow=self.flow, liveness=self._liveness, shared_layouts=tuple(hubs), margin=margin, hoists=hoists
+            flow=self.flow,
+            liveness=self._liveness,
+            shared_layouts=tuple(hubs),
+            margin=margin,
+            hoists=hoists,
+            constants_bytes=constants_bytes(self.module),
         )
 
 

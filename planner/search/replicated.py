@@ -11,7 +11,6 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from shardwright.planner.search import experts
-from shardwright.planner.search.tuning import MIN_GAIN
 from shardwright.plans.shardings import TensorSharding
 
 if TYPE_CHECKING:
@@ -55,7 +54,7 @@ def replicate_if_faster(
     search: Search, incumbent: CandidatePlan, why: str = experts.BEST_AT_DEADLINE
 ) -> CandidatePlan | None:
     """The fully replicated plan, when it fits the memory and is faster."""
-    step_s = incumbent.cost.step_s * (1 - MIN_GAIN)
+    step_s = incumbent.cost.step_s * (1 - search.min_gain)
     if compute_replicated_step_s(incumbent.chain.graph) >= step_s:
         return None
     whole = experts.build_expert_plan(search, experts.REPLICATED, why)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from copy import copy
 from dataclasses import replace
 from functools import partial
@@ -14,12 +14,11 @@ from shardwright.hlo import Module
 from shardwright.options.plan_options import PlanOptions
 from shardwright.planner.clock import Clock, OutOfTimeError, too_short_error
 from shardwright.planner.constraints.carried import CarriedPlan
-from shardwright.planner.constraints.forced import origin
 from shardwright.planner.gc_pause import gc_paused
 from shardwright.planner.graph.source import Source
 from shardwright.planner.limits import SearchLimits
 from shardwright.planner.memory.constraint import BranchingBound
-from shardwright.planner.memory.messages import note_deadline, summarize_error, too_large_error
+from shardwright.planner.memory.messages import note_deadline, too_large_error
 from shardwright.planner.memory.recompute import Recomputation
 from shardwright.planner.memory.tuning import HOPELESS_RATIO, MULTIPLIER_GAP
 from shardwright.planner.parallel import ForkedFuture
@@ -27,12 +26,12 @@ from shardwright.planner.plans.axis_names import name_axes
 from shardwright.planner.plans.verify import check_plan
 from shardwright.planner.search.alternative_meshes import alternative_mesh_groups, suggest_other_mesh
 from shardwright.planner.search.branching import Branch, branch_and_bound
+from shardwright.planner.search.candidates import list_candidates
 from shardwright.planner.search.certify import BackgroundBound, assemble_plan, bound_plan, remove_idle_views
 from shardwright.planner.search.dual_bound import tighten_dual_bound
 from shardwright.planner.search.experts import (
     EXPERTS,
     FASTER_THAN_SEARCH,
-    expert_candidates,
     experts_for,
     find_faster_expert,
     find_first_plan,
@@ -50,7 +49,7 @@ from shardwright.planner.search.overlap_cap import enforce_overlap_cap
 from shardwright.planner.search.primal_recovery import fit_over_all_strategies
 from shardwright.planner.search.program import Program
 from shardwright.planner.search.replicated import choose_first_plan, replicate_if_faster
-from shardwright.planner.search.simplest import choose_simplest
+from shardwright.planner.search.simplest import choose_simplest, find_promising_plan, is_preferable
 from shardwright.planner.search.solutions import CandidatePlan, Incumbent, MeshSolution, SearchResult
 from shardwright.planner.search.tuning import MAX_DESCENTS, MAX_ROUNDS_IF_LARGE, MAX_SEARCHED_AXES, MIN_GAIN
 from shardwright.planner.segments.descent import descend, lift_plan
@@ -61,9 +60,6 @@ from shardwright.planner.warm_start.replanning import SearchRestriction, replan,
 from shardwright.planner.warm_start.search_records import SearchHistory, SearchQuery, SearchRecord
 from shardwright.plans.plan import Candidate, Plan
 from shardwright.plans.shardings import Mesh
-
-#: Note on a mesh or expert whose fastest plan would beat the chosen one.
-_IGNORING_MEMORY = "its fastest plan, memory aside"
 
 
 def plan(
@@ -135,6 +131,7 @@ class Search(MeshSearch):
         self.fallback_result: SearchResult | None = None  # minimum-memory plan, once built
         self.warm_start_notes: dict[Mesh, str] = {}
         self.expert_costs: dict[tuple[str, Mesh], Candidate] = {}
+        self.expert_misfits: set[tuple[str, Mesh]] = set()  # those whose plans were built and do not fit the memory
         self.expert_solutions: dict[tuple[Program, float, str, Mesh], MeshSolution] = {}
         self.background_experts: ForkedFuture[dict[tuple[str, Mesh], Candidate]] | None = None
         self.gap_tolerance = 0.0  # relative gap of each mesh's solution
@@ -241,7 +238,7 @@ class Search(MeshSearch):
         if self.background_experts is not None and not self.must_stop():
             self.expert_costs |= self.background_experts.result()
         names = experts_for(self) if outcome.best_plan is not None else tuple(EXPERTS)
-        expert_plan = find_faster_expert(self, outcome.step_s * (1 - MIN_GAIN), names)
+        expert_plan = find_faster_expert(self, outcome.step_s * (1 - self.min_gain), names)
         if expert_plan is not None:
             self.offer(expert_plan)
 
@@ -363,6 +360,11 @@ class Search(MeshSearch):
                 if self.clock.is_expired
                 else outcome.memory_error or PlanError("no mesh can be planned")
             )
+        finished_plan = None if self.is_fast else self._finish_promising_plan(outcome, outcome.best_plan)
+        if finished_plan is not None:
+            self._reported_plan = outcome.best_plan = finished_plan
+            checked_plan = self._build_checked_plan(finished_plan, outcome)
+            return replace(checked_plan, planning_s=self.clock.elapsed_s)
         self._reported_plan = tightened_plan = (
             outcome.best_plan if self.is_fast else tighten_dual_bound(self, outcome.best_plan)
         )
@@ -375,6 +377,15 @@ class Search(MeshSearch):
             else self._build_checked_plan(best, outcome)
         )
         return replace(checked_plan, planning_s=self.clock.elapsed_s)
+
+    def _finish_promising_plan(self, outcome: SearchResult, chosen: CandidatePlan) -> CandidatePlan | None:
+        """The promising plan bounded, its gap closed, when it is preferable to the chosen one then; else None."""
+        plan = find_promising_plan(outcome)
+        if plan is None:
+            return None
+        plan = bound_plan(self, tighten_dual_bound(self, plan), self.background_bound)
+        outcome.improve(outcome.fastest, plan)
+        return plan if is_preferable(plan, chosen, self.simplicity_tolerance) else None
 
     # ---- steps that improve the plan while it is bounded; each returns the plan it was given or a better one
 
@@ -412,9 +423,7 @@ class Search(MeshSearch):
 
     def _build_checked_plan(self, plan: CandidatePlan, outcome: SearchResult) -> Plan:
         """Assemble and check the plan of a result."""
-        checked_plan = assemble_plan(
-            self, plan, (*self._list_candidates(outcome.solutions, outcome.mesh_errors), *outcome.other_candidates)
-        )
+        checked_plan = assemble_plan(self, plan, (*list_candidates(outcome, plan), *outcome.other_candidates))
         checked_plan = replace(checked_plan, notes=(*checked_plan.notes, *outcome.notes))
         module, checked_plan = remove_idle_views(self, checked_plan)
         check_plan(module, checked_plan)
@@ -456,7 +465,8 @@ class Search(MeshSearch):
 
     def three_axis_meshes(self) -> list[Mesh]:
         """The meshes of three axes, targets of the descent."""
-        return [m for m in meshes_to_search(self.cluster, self.options, {}) if len(m.axes) == MAX_SEARCHED_AXES + 1]
+        meshes = meshes_to_search(self.cluster, self.options, {}, self.program.rules.inside)
+        return [mesh for mesh in meshes if len(mesh.axes) == MAX_SEARCHED_AXES + 1]
 
     def _refine_solutions(self, solutions: Sequence[MeshSolution]) -> list[MeshSolution]:
         """Three-axis solutions refined from the fastest plan and others, on refinements of the fastest plan's mesh;
@@ -497,13 +507,13 @@ class Search(MeshSearch):
 
     def _choose_plan(self, outcome: SearchResult, at_once: bool, below_s: float) -> CandidatePlan | None:
         best: CandidatePlan | None = None
-        solutions, hopeless_bytes = outcome.solutions, math.inf
-        for solution in sorted(
-            solutions, key=lambda solution: solution.step_s * (1 + MIN_GAIN * solutions.index(solution))
-        ):
-            limit_s = below_s if best is None else min(below_s, best.cost.step_s * (1 - MIN_GAIN))
-            if solution.step_s >= limit_s:
-                break
+        hopeless_bytes, gain = math.inf, self.min_gain
+        steps_s = [outcome.predict_step_s(solution) for solution in outcome.solutions]
+        for place in sorted(range(len(steps_s)), key=lambda place: steps_s[place] * (1 + gain * place)):
+            solution = outcome.solutions[place]
+            limit_s = below_s if best is None else min(below_s, best.cost.step_s * (1 - gain))
+            if steps_s[place] >= limit_s:
+                continue
             candidate = outcome.evaluate(solution)
             if not self.fits(candidate):
                 if at_once or self.bytes_needed(candidate) >= hopeless_bytes:
@@ -522,31 +532,15 @@ class Search(MeshSearch):
                 self.offer(candidate)
         return best
 
-    def _list_candidates(
-        self, solutions: Sequence[MeshSolution], refusals: Mapping[Mesh, PlanError | AnnotationError]
-    ) -> tuple[Candidate, ...]:
-        """Candidates with their costs, including the priced experts' plans."""
-        name = origin(self.options)
-        chosen_s = math.inf if self._reported_plan is None else self._reported_plan.cost.step_s
-        taken_s = {
-            solution.mesh: self.step_with_overlap_s(solution) for solution in solutions if solution.mesh not in refusals
-        }
-        candidates = {mesh: Candidate(mesh=mesh, step_s=step_s, name=name) for mesh, step_s in taken_s.items()}
-        if self._reported_plan is not None:
-            candidates[self._reported_plan.mesh] = Candidate(
-                mesh=self._reported_plan.mesh, step_s=self._reported_plan.cost.step_s, name=name
-            )
-        refused = [
-            Candidate(mesh=mesh, step_s=None, note=summarize_error(e), name=name) for mesh, e in refusals.items()
-        ]
-        all_candidates = (*candidates.values(), *refused, *expert_candidates(self))
-        return tuple(_note_memory(candidate, chosen_s) for candidate in all_candidates)
+    def _all_meshes(self) -> tuple[Mesh, ...]:
+        program = self.program
+        return meshes_to_search(self.cluster, self.options, program.pins, program.rules.inside)
 
     def _select_meshes(self) -> tuple[Mesh, ...]:
         """Meshes in search order; three axes only on request. Fast mode takes the first two-axis mesh: its axes lie
         inside and across nodes, and it can express every one-axis plan."""
         route = self.restriction
-        meshes = route.meshes if route else meshes_to_search(self.cluster, self.options, self.program.pins)
+        meshes = route.meshes if route else self._all_meshes()
         if self.options.effort == "best":
             return meshes
         meshes = tuple(mesh for mesh in meshes if len(mesh.axes) <= MAX_SEARCHED_AXES) or meshes
@@ -568,7 +562,7 @@ class Search(MeshSearch):
         }
         if not joined <= {frozenset(), frozenset(plan.mesh.sizes)}:
             return None
-        meshes = meshes_to_search(self.cluster, self.options, self.program.pins)
+        meshes = self._all_meshes()
         return next((mesh for mesh in meshes if len(mesh.axes) == 1 and refines(plan.mesh, mesh)), None)
 
     def fits(self, plan: CandidatePlan) -> bool:
@@ -584,10 +578,3 @@ class Search(MeshSearch):
             return
         self.incumbent.offer(self, plan)
         self.clock.record_plan()
-
-
-def _note_memory(candidate: Candidate, chosen_s: float) -> Candidate:
-    """The candidate, with a note when it beats the chosen plan only by ignoring memory."""
-    step_s = candidate.step_s
-    is_faster = step_s is not None and step_s * (1 + MIN_GAIN) < chosen_s
-    return replace(candidate, note=_IGNORING_MEMORY) if is_faster and not candidate.note else candidate

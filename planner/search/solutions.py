@@ -11,7 +11,6 @@ from shardwright.errors import AnnotationError, MemoryBudgetError, PlanError
 from shardwright.planner.memory.constraint import Multipliers
 from shardwright.planner.memory.messages import TooLargeError
 from shardwright.planner.plans.assemble import Decisions
-from shardwright.planner.search.tuning import MIN_GAIN
 from shardwright.planner.segments.segment_chain import Chain, ChainSolution
 from shardwright.planner.warm_start.search_records import RematChoice
 from shardwright.plans.plan import Candidate, CostSummary, InstructionPlan, MemorySummary, VariablePlan
@@ -108,6 +107,7 @@ class SearchResult:
     remat_choice: RematChoice | None = None
     used_multipliers: bool = False
     _plans: dict[int, CandidatePlan] = field(default_factory=dict)
+    _steps_s: dict[int, float] = field(default_factory=dict)
 
     def evaluate(self, solution: MeshSolution) -> CandidatePlan:
         """The evaluated plan of a solution, memory aside; cached."""
@@ -116,6 +116,19 @@ class SearchResult:
             candidate = self.search.evaluate(solution.chain, solution.solution, solution.notes)
             plan = self._plans[id(solution)] = replace(candidate, coarse_solution=solution.coarse_solution)
         return plan
+
+    def improve(self, solution: MeshSolution, plan: CandidatePlan) -> None:
+        """Take a better plan for a solution's: its gap was closed."""
+        self._plans[id(solution)] = plan
+
+    def predict_step_s(self, solution: MeshSolution) -> float:
+        """Seconds a step of a solution's plan: what `evaluate` gives, without the memory; cached."""
+        plan = self._plans.get(id(solution))
+        if plan is not None:
+            return plan.cost.step_s
+        if id(solution) not in self._steps_s:
+            self._steps_s[id(solution)] = self.search.predict_step_s(solution)
+        return self._steps_s[id(solution)]
 
     def add_memory_error(self, error: MemoryBudgetError) -> None:
         """Record a memory error; the one needing least memory is kept."""
@@ -182,7 +195,7 @@ class Incumbent:
 
     def is_faster_than(self, outcome: SearchResult) -> bool:
         return self.best_plan is not None and (
-            outcome.best_plan is None or self.best_plan.cost.step_s < outcome.best_plan.cost.step_s * (1 - MIN_GAIN)
+            outcome.best_plan is None or self.best_plan.cost.step_s < outcome.step_s * (1 - outcome.search.min_gain)
         )
 
     def to_result(self) -> SearchResult:

@@ -15,6 +15,10 @@ MAX_ROUNDS_IF_LARGE = 1
 #: difference.
 MIN_GAIN = 1e-3
 
+# ---- `candidates` --------------------------------------------------
+#: Relative difference up to which two steps are the same: they differ in rounding only.
+SAME_STEP = 1e-9
+
 # ---- `mesh_search` -------------------------------------------------
 #: Relative gap of the single mesh solved with `effort="fast"`.
 FAST_GAP_TOLERANCE = 5e-3

@@ -13,7 +13,7 @@ program are added to that rest, which is solved directly.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 import numpy as np
 
@@ -23,7 +23,7 @@ from shardwright.planner.segments.segment_chain import Chain, ChainSolution, Key
 from shardwright.planner.segments.tuning import FINE_STOP, MAX_BOUND_ROUNDS, REST_GAP, ROUGH_STOP, TIED_GAP
 from shardwright.planner.segments.variables import Variable
 from shardwright.planner.solver.dual import tighten
-from shardwright.planner.solver.message_passing import MessagePassing
+from shardwright.planner.solver.message_passing import Edge, MessagePassing
 from shardwright.planner.solver.pbqp import FloatArray, IntArray, Problem, reduce
 from shardwright.planner.solver.solve import solve, to_core, to_problem
 
@@ -134,8 +134,8 @@ _Role = tuple[int, int]
 class _Repeat:
     """One repeat of a run: core variables (roles), the program's variables (slots; several roles may share one), edges.
 
-    messages: role → its costs on its variable.
-    passing: over slots.
+    messages: role → its costs on its variable; infinite at states that no assignment has.
+    passing: over slots, without those states.
     shared_layouts: slots of variables shared with other repeats or segments, in order.
     """
 
@@ -163,15 +163,25 @@ class _Repeat:
             for (v, w), matrix in sorted(edges.items()):
                 self._edge_ends.append(((offset, v), (offset, w)))
                 matrices.append(matrix)
-        slots = ((self._slot_of[v], self._slot_of[w]) for v, w in self._edge_ends)
-        self.passing = MessagePassing(unary, [(v, w, matrix) for (v, w), matrix in zip(slots, matrices, strict=True)])
+        slots = [(self._slot_of[v], self._slot_of[w]) for v, w in self._edge_ends]
+        self._possible = _find_possible(unary, [(v, w, matrix) for (v, w), matrix in zip(slots, matrices, strict=True)])
+        self.passing = MessagePassing(
+            [cost[states] for cost, states in zip(unary, self._possible, strict=True)],
+            [
+                (v, w, matrix[np.ix_(self._possible[v], self._possible[w])])
+                for (v, w), matrix in zip(slots, matrices, strict=True)
+            ],
+        )
 
     def tighten(self, clock: Clock) -> None:
         """Raise the bound by message passing until time is up, and add the edges' messages to each role's."""
         _raise_bound(self.passing, *(ROUGH_STOP if self.chain.is_for_bound else FINE_STOP), clock)
-        for (v, w), (first, second) in zip(self._edge_ends, self.passing.messages, strict=True):
-            self.messages[v] = self.messages[v] + first
-            self.messages[w] = self.messages[w] + second
+        for ends, messages in zip(self._edge_ends, self.passing.messages, strict=True):
+            for role, message in zip(ends, messages, strict=True):
+                total = np.full(len(self.messages[role]), np.inf)
+                possible = self._possible[self._slot_of[role]]
+                total[possible] = self.messages[role][possible] + message
+                self.messages[role] = total
 
     def constant(self) -> float:
         """Lower bound on one repeat, without its messages about shared layouts."""
@@ -190,3 +200,23 @@ class _Repeat:
                     added = self.messages[offset, i]
                     totals[variable] = added if previous is None else previous + added
         yield from totals.items()
+
+
+def _find_possible(costs: Sequence[FloatArray], edges: Sequence[Edge]) -> list[IntArray]:
+    """Per variable, its states of finite cost that go with such a state of each neighbour's, and so on.
+
+    Message passing needs a finite entry in every row and column. Raises ValueError where a variable has none.
+    """
+    possible = [np.isfinite(cost) for cost in costs]
+    is_finite = [(v, w, np.isfinite(matrix)) for v, w, matrix in edges]
+    changes = True
+    while changes:
+        changes = False
+        for v, w, matrix in is_finite:
+            for one, other, pairs in ((v, w, matrix), (w, v, matrix.T)):
+                compatible = possible[one] & pairs[:, possible[other]].any(axis=1)
+                changes |= bool((compatible != possible[one]).any())
+                possible[one] = compatible
+    if not all(states.any() for states in possible):
+        raise ValueError("no assignment is finite")
+    return [np.flatnonzero(states) for states in possible]

@@ -89,23 +89,31 @@ class CostGraph:
 
     def _build_set(self, index: int, leaf: int) -> StrategySet:
         node, layout, near = self.flow.nodes[index], self.variables, self.restrictions.get((index, leaf))
+        inside = layout.inside.get(index, frozenset())
         if leaf >= 0:
             partial = layout.can_be_partial[index] and (index, leaf) not in layout.always_reduced
-            return self.builder.of_value(node.shapes[leaf], partial=partial, near=near)
+            return self.builder.of_value(node.shapes[leaf], partial=partial, near=near, inside=inside)
         strategies = self.pinned.get(index)
         if strategies is not None:
             return strategies if near is None else self.builder.restrict_values(strategies, near)
         if node.is_value:
-            strategies = self.builder.of_value(node.shapes[0], partial=layout.can_be_partial[index], near=near)
+            partial = layout.can_be_partial[index]
+            strategies = self.builder.of_value(node.shapes[0], partial=partial, near=near, inside=inside)
         else:
             ways, number, ends = layout.partial_operand_sets[index], layout.signatures[index], layout.ends_kernel(index)
             traffic = layout.kernels.traffic[index]
             strategies = self.builder.of_instruction(
                 node.instruction, ways, number, near, ends_kernel=ends, traffic=traffic
             )
-        if self.confinement is None or layout.is_cheap_to_recompute[index]:
+        if self.confinement is None or layout.is_cheap_to_recompute[index] or self._is_manual(index):
             return strategies
         return self.confinement.narrow(node, strategies)
+
+    def _is_manual(self, index: int) -> bool:
+        """Whether a node is in a manual region, or at its border: what is forced is forced outside."""
+        number = self.variables.signatures[index]
+        at_border = number >= 0 and self.builder.rules.of_number(number).manual is not None
+        return at_border or index in self.variables.inside
 
     # ---- the problem of some nodes -------------------------------------------
     def min_compute_s(self) -> float:

@@ -64,6 +64,7 @@ class ProgramVariables:
     always_reduced: shared layouts that exclude partial sums: a cheap value recomputed for each reader reads them.
     last_consumer: cheap value → its last reader with strategies of its own, and the operand leaf.
     kernels: the nodes' fusion; recomputed values are part of their readers' kernels in addition.
+    inside: nodes in manual regions → the manual axes around what they give, which split nothing.
     keys: nodes with special conditions (pinned, confined, sent with every step) → a key, equal for equal conditions.
     """
 
@@ -85,6 +86,7 @@ class ProgramVariables:
     always_reduced: frozenset[Leaf]
     last_consumer: Mapping[Leaf, tuple[int, int]]
     kernels: Kernels
+    inside: Mapping[int, frozenset[tuple[str, int]]]
     keys: Mapping[int, Hashable]
 
     def describe(self, variable: Variable) -> Hashable:
@@ -98,7 +100,7 @@ class ProgramVariables:
             ends = self.layout_ends[variable]
             return (
                 node.shapes[leaf], may_be_partial, self.shared_layouts[variable], crosses, is_apart, is_fused, ends,
-                variable in self.rounded.hubs,
+                variable in self.rounded.hubs, self.inside.get(index),
             )  # fmt: skip
         uses = [  # of cheap values: whether they are zero
             (use.position, self.can_be_partial[use.source[0]])
@@ -110,7 +112,7 @@ class ProgramVariables:
             if self.in_loop_readers
             else ()
         )
-        what = node.shapes if node.is_value else self.signatures[index]
+        what = (node.shapes, self.inside.get(index)) if node.is_value else self.signatures[index]
         return (
             what,
             node.is_value,
@@ -174,7 +176,9 @@ def build_variables(
     rounded: see `find_rounded_uses`; by default of a compiler that rounds nothing.
     """
     signatures = [-1 if node.is_value else rules.number(node.instruction) for node in flow.nodes]
-    partial, ways = _partial_sums(flow, free, frozenset(pinned), signatures, rules)
+    inside = {n.index: axes for n in flow.nodes if (axes := rules.inside.axes.get(n.instruction))}
+    # XLA takes no mark of a partial sum beside manual axes: in a region sums are reduced where they are made.
+    partial, ways = _partial_sums(flow, free, frozenset([*pinned, *inside]), signatures, rules)
     readers = _readers(flow, free, partial)
     apart, direct = _find_after_loops(flow, segments, readers.uses, readers.always_reduced)
     hubs, crossing = _find_shared_layouts(flow, segments, readers, partial, apart, direct)
@@ -203,6 +207,7 @@ def build_variables(
         always_reduced=frozenset(readers.always_reduced),
         last_consumer=readers.last_consumer,
         kernels=kernels,
+        inside=inside,
         keys={node: (pinned.get(node), keys.get(node)) for node in {*pinned, *keys}},
     )
 

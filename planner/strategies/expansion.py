@@ -16,7 +16,7 @@ from itertools import product
 from math import prod
 
 from shardwright.hlo import ArrayShape, Instruction
-from shardwright.planner.rules import Factor, OpRule, find_xla_bug
+from shardwright.planner.rules import Factor, ManualPart, OpRule, axes_on, find_objection
 from shardwright.planner.rules.halo import exchange_bytes
 from shardwright.planner.rules.linear import linear_ways, why_not_partial
 from shardwright.planner.strategies.axis_order import may_rotate_all, with_rotation
@@ -40,7 +40,7 @@ class Exchange:
     """A collective inside a split instruction.
 
     Neighbours exchange borders of an operand by collective-permutes; all devices exchange partial results by
-    all-gathers.
+    all-gathers, or add them up by all-reduces.
 
     kind: of the collective. axes: its mesh axes. payload_bytes: in the sense of `cost.wire_bytes`.
     """
@@ -61,7 +61,8 @@ class Strategy:
     summed_first: those of `partial` that XLA sums before the others, in a separate collective (over the image of a
         convolution).
     gathered: axes over which partial results are gathered instead.
-    exchanges: gathers of these, and exchanges of neighbours' borders before the instruction (`rules.halo`).
+    exchanges: gathers of these, sums inside the instruction (`Factor.summed`), and exchanges of neighbours' borders
+        before it (`rules.halo`).
     choices: choice of each mesh axis, for strategies from a rule; redundant with the other fields.
     """
 
@@ -135,22 +136,26 @@ def shardings_of(
     partial: bool = False,
     near: Restriction | None = None,
     may_split: MaySplit = divides,
+    barred: Iterable[str] = (),
 ) -> Iterator[TensorSharding]:
     """Every way to split the dimensions of `shape` over the mesh axes; replicated first.
 
     Axes are in mesh order, and rotated if allowed (`axis_order`).
 
     partial: an axis may also hold partial sums, if shards are even. near: only strategies of this restriction.
-    may_split: test of the number of parts of a dimension.
+    may_split: test of the number of parts of a dimension. barred: axes that split nothing.
     """
     every: list[int | None] = [None, *range(shape.rank), *((-1,) if partial else ())]
-    options = [every] * len(mesh.axes)
+    options: list[list[int | None]] = [[None] if axis.name in barred else every for axis in mesh.axes]
     if near is not None:
         (sharding,) = near.strategy.results
         places = {axis: dim for dim, axes in enumerate(sharding.dims) for axis in axes} | dict.fromkeys(
             sharding.unreduced, -1
         )
-        options = [every if axis.name in near.free else [places.get(axis.name)] for axis in mesh.axes]
+        options = [
+            some if axis.name in near.free else [places.get(axis.name)]
+            for axis, some in zip(mesh.axes, options, strict=True)
+        ]
     sizes = mesh.sizes
     for dims in product(*options):
         split: list[tuple[str, ...]] = [()] * shape.rank
@@ -175,20 +180,67 @@ def enumerate_strategies(
 
     The first is replicated, unless `near` restricts them. Left out: factors not divided by their axes, unless
     `may_split` and the factor allow padding; two factors on one dimension of one tensor; combinations with known XLA
-    bugs.
+    bugs, and parts of a kernel that there is no program for.
     """
     choices = choices_of(rule, linear)
     along = [choices] * len(mesh.axes) if near is None else near.choices(mesh, choices)
-    yield from strategies_of(instruction, mesh, along, may_split)
+    if rule.manual is None:
+        yield from strategies_of(instruction, mesh, along, may_split)
+    else:
+        yield from _at_place(instruction, rule.manual, mesh, along, may_split)
 
 
 def choices_of(rule: OpRule, linear: tuple[frozenset[int], ...]) -> list[AxisChoice]:
     """The choices of a mesh axis for an instruction, idle first. linear: see `enumerate_strategies`."""
     choices = [AxisChoice()]
     if not rule.leafwise:  # tuples and loops: their leaves are values of their own in the graph
-        choices += [AxisChoice(factor=factor) for factor in (*rule.factors, *rule.exchange_factors)]
+        minor = rule.manual.minor if rule.manual is not None else ()
+        choices += [AxisChoice(factor=factor) for factor in (*rule.factors, *rule.exchange_factors, *minor)]
         choices += [AxisChoice(linear=way) for way in linear]
     return choices
+
+
+def _at_place(
+    instruction: Instruction,
+    manual: ManualPart,
+    mesh: Mesh,
+    choices: Sequence[Sequence[AxisChoice]],
+    may_split: MaySplit,
+) -> Iterator[Strategy]:
+    """The strategies of an instruction in a manual region or at its border: manual axes idle, but for the layout
+    outside and for what a collective sends."""
+    barred = frozenset(axes_on(mesh, manual.axes))
+    idle: Sequence[AxisChoice] = (AxisChoice(),)
+    along = [idle if axis.name in barred else every for axis, every in zip(mesh.axes, choices, strict=True)]
+    for strategy in strategies_of(instruction, mesh, along, may_split):
+        if manual.kind:
+            exchange = _sent(instruction, manual, strategy, mesh)
+            yield replace(strategy, exchanges=(*strategy.exchanges, *exchange))
+        elif manual.ahead:
+            (inside,) = strategy.results
+            outside = manual.split_outside(inside, mesh)
+            if manual.enters:
+                yield replace(strategy, operands=(outside,))
+            else:
+                yield replace(strategy, results=(outside,))
+        else:
+            yield strategy
+
+
+def _sent(instruction: Instruction, manual: ManualPart, strategy: Strategy, mesh: Mesh) -> Iterator[Exchange]:
+    """What a collective of a manual region sends, of one device's parts along free axes."""
+    axes = axes_on(mesh, manual.over)
+    if mesh.size(axes) == 1:
+        return
+    inputs = [leaf for operand in instruction.operands for leaf in operand.shape.leaves]
+    read, given = (
+        sum(
+            ArrayShape(leaf.element_type, sharding.shard_shape(leaf.dimensions, mesh)).size_bytes
+            for leaf, sharding in zip(leaves, shardings, strict=True)
+        )
+        for leaves, shardings in ((inputs, strategy.operands), (instruction.shape.leaves, strategy.results))
+    )
+    yield Exchange(kind=manual.kind, axes=axes, payload_bytes=max(read, given))
 
 
 def strategies_of(
@@ -204,7 +256,7 @@ def strategies_of(
         if strategy is None:
             continue
         assignment = {axis.name: choice.factor for axis, choice in zip(mesh.axes, combination, strict=True)}
-        if any(assignment.values()) and find_xla_bug(instruction, assignment, mesh):
+        if any(assignment.values()) and find_objection(instruction, assignment, mesh):
             continue
         variants = [strategy]
         if turns and may_rotate_all((*inputs, *results), list(assignment.values()), mesh):
@@ -267,7 +319,11 @@ def _strategy(
         return None
     return Strategy(
         operands=used,
-        exchanges=(*_borders(assigned, inputs, used, mesh), *_gathers(assigned, results, result_shardings, mesh))
+        exchanges=(
+            *_borders(assigned, inputs, used, mesh),
+            *_gathers(assigned, results, result_shardings, mesh),
+            *_sums_inside(assigned, results, result_shardings, mesh),
+        )
         if assigned
         else (),
         results=result_shardings,
@@ -358,6 +414,20 @@ def _gathers(
             if mesh.size(axes) > 1:
                 gathered *= mesh.size(axes)
                 yield Exchange(kind="all-gather", axes=axes, payload_bytes=gathered)
+
+
+def _sums_inside(
+    axis_factors: list[tuple[str, Factor]],
+    results: tuple[ArrayShape, ...],
+    shardings: tuple[TensorSharding, ...],
+    mesh: Mesh,
+) -> Iterator[Exchange]:
+    """The all-reduces of results that the instruction adds up itself."""
+    for number, (leaf, sharding) in enumerate(zip(results, shardings, strict=True)):
+        axes = tuple(axis for axis, factor in axis_factors if number in factor.summed)
+        if axes and mesh.size(axes) > 1:
+            shard = ArrayShape(leaf.element_type, sharding.shard_shape(leaf.dimensions, mesh))
+            yield Exchange(kind="all-reduce", axes=axes, payload_bytes=shard.size_bytes)
 
 
 def _split(

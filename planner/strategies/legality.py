@@ -9,7 +9,8 @@ Conditions, per instruction:
    (`InstructionPlan.partial`) or stays partial; a maximum or a product is reduced at once and whole;
 3. the factors divide among their axes, or may be padded, and no border reaches past a neighbour (`_padding_problem`);
    all arrays that one factor splits are split in one order (`_order_problem`);
-4. XLA has no known bug for the combination (`find_xla_bug`, `why_not_partial`).
+4. XLA has no known bug for the combination, and there is a program for a kernel's part (`find_objection`,
+   `why_not_partial`).
 
 Only the instruction is examined: equal instructions with equal shardings are checked once (`verify`).
 """
@@ -17,11 +18,11 @@ Only the instruction is examined: equal instructions with equal shardings are ch
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import product
 
 from shardwright.hlo import Instruction, Shape
-from shardwright.planner.rules import Factor, OpRule, find_xla_bug, rule_of
+from shardwright.planner.rules import Factor, OpRule, Place, axes_on, find_objection, rule_at
 from shardwright.planner.rules.linear import LinearWay, linear_ways, why_not_partial
 from shardwright.planner.strategies.axis_order import may_rotate, may_rotate_all
 from shardwright.plans.plan import InstructionPlan
@@ -129,8 +130,13 @@ def _use_of(axis: str, operands: Sequence[TensorSharding], entry: InstructionPla
     )
 
 
-def rule_problems(instruction: Instruction, entry: InstructionPlan, mesh: Mesh) -> tuple[str, ...]:
-    """Checks the axes: each takes at most one factor or way; together they are even and free of XLA bugs."""
+def rule_problems(
+    instruction: Instruction, entry: InstructionPlan, mesh: Mesh, place: Place | None = None
+) -> tuple[str, ...]:
+    """Checks the axes: each takes at most one factor or way; together they are even and free of XLA bugs.
+
+    place: see `place_problems`; of the entry with what stands outside left out (`entry_inside`).
+    """
     operands = flat(entry.operands)
     rule: OpRule | None = None
     ways: tuple[LinearWay, ...] | None = None
@@ -141,7 +147,7 @@ def rule_problems(instruction: Instruction, entry: InstructionPlan, mesh: Mesh) 
         use = _use_of(axis.name, operands, entry)
         if use.is_idle:
             continue
-        rule = rule or rule_of(instruction)
+        rule = rule or _rule_at(instruction, place)
         ways = linear_ways(instruction) if ways is None else ways
         candidates = _explanations(rule, ways, use)
         if not candidates:
@@ -154,6 +160,41 @@ def rule_problems(instruction: Instruction, entry: InstructionPlan, mesh: Mesh) 
             return ()
         reasons.append(reason)
     return (f"{_describe(entry)}: {reasons[0]}",)
+
+
+def _rule_at(instruction: Instruction, place: Place | None) -> OpRule:
+    rule = rule_at(instruction, place)
+    minor = rule.manual.minor if rule.manual is not None else ()
+    return replace(rule, factors=(*rule.factors, *minor)) if minor else rule
+
+
+# ---- manual regions ------------------------------------------------------------
+
+
+def entry_inside(entry: InstructionPlan, instruction: Instruction, place: Place, mesh: Mesh) -> InstructionPlan | None:
+    """The entry of an instruction at the border of a manual region, its array outside laid out as inside; None where
+    that is not split over manual axes as the program says."""
+    manual = rule_at(instruction, place).manual
+    assert manual is not None
+    inside = entry.result if manual.enters else entry.operands[0]
+    outside = entry.operands[0] if manual.enters else entry.result
+    if len(outside) != 1 or len(inside[0].dims) != len(manual.ahead):
+        return None
+    if outside[0] != manual.split_outside(inside[0], mesh) or inside[0].unreduced:
+        return None
+    return replace(entry, operands=(inside,), result=inside)
+
+
+def place_problems(entry: InstructionPlan, place: Place, inside: frozenset[tuple[str, int]], mesh: Mesh) -> str | None:
+    """What is wrong with the axes of an entry in a manual region: manual ones split nothing inside, and sum nothing.
+
+    inside: the manual axes around what it gives.
+    """
+    read = place.axes if place.border is None else frozenset[tuple[str, int]]()
+    used = {axis for sharding in flat(entry.operands) for axis in (*sharding.axes, *sharding.unreduced)}
+    given = {axis for sharding in (*entry.result, *entry.shared) for axis in (*sharding.axes, *sharding.unreduced)}
+    wrong = used.intersection(axes_on(mesh, read)) | {*given, *entry.partial}.intersection(axes_on(mesh, inside))
+    return f"uses manual axes {', '.join(sorted(wrong))}: {_describe(entry)}" if wrong else None
 
 
 def _explanations(rule: OpRule, ways: Sequence[LinearWay], use: _Use) -> list[Explanation]:
@@ -199,7 +240,7 @@ def _combination_problem(
     if sums and is_partial and (why := why_not_partial(instruction, factors.values())):
         return why
     why_not = _padding_problem(factors, mesh) or _order_problem(instruction, factors, entry, mesh)
-    return why_not or find_xla_bug(instruction, factors, mesh)
+    return why_not or find_objection(instruction, factors, mesh)
 
 
 def _order_problem(

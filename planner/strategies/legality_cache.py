@@ -9,8 +9,10 @@ from __future__ import annotations
 from collections.abc import Hashable
 
 from shardwright.hlo import Computation, Instruction
+from shardwright.planner.graph.manual_regions import Inside
+from shardwright.planner.rules import Place
 from shardwright.planner.rules.linear import is_zero
-from shardwright.planner.strategies.legality import form_problems, rule_problems
+from shardwright.planner.strategies.legality import entry_inside, form_problems, place_problems, rule_problems
 from shardwright.planner.tuning import MAX_NUMBER_LENGTH
 from shardwright.plans.plan import InstructionPlan
 from shardwright.plans.shardings import Mesh
@@ -20,10 +22,14 @@ _SILENT = frozenset({"metadata", "sharding", "frontend_attributes"})
 
 
 class LegalityCache:
-    """Checks entries over one mesh. Modules and plans passed to it must outlive it: they are keyed by identity."""
+    """Checks entries over one mesh. Modules and plans passed to it must outlive it: they are keyed by identity.
 
-    def __init__(self, mesh: Mesh) -> None:
+    inside: what stands in manual regions.
+    """
+
+    def __init__(self, mesh: Mesh, inside: Inside | None = None) -> None:
         self._mesh = mesh
+        self._inside = inside or Inside()
         self._verdicts: dict[Hashable, tuple[str, ...]] = {}
         self._numbers = _Numbers()
         self._regions: dict[Computation, int] = {}
@@ -31,14 +37,35 @@ class LegalityCache:
 
     def problems(self, instruction: Instruction, entry: InstructionPlan, *, hands_on: bool) -> tuple[str, ...]:
         """Problems of the entry's form; else, unless the instruction only hands values on, of its rule."""
-        key = (self._signature(instruction, hands_on), self._layout(entry), entry.opcode)
+        place = self._inside.places.get(instruction)
+        around = self._inside.axes.get(instruction, frozenset[tuple[str, int]]())
+        key = (self._signature(instruction, hands_on), self._layout(entry), entry.opcode, place, around)
         verdict = self._verdicts.get(key)
         if verdict is None:
-            verdict = form_problems(instruction, entry, self._mesh)
-            if not verdict and not hands_on:
-                verdict = rule_problems(instruction, entry, self._mesh)
-            self._verdicts[key] = verdict
+            verdict = self._verdicts[key] = self._judge(instruction, entry, place, around, hands_on=hands_on)
         return verdict
+
+    def _judge(
+        self,
+        instruction: Instruction,
+        entry: InstructionPlan,
+        place: Place | None,
+        around: frozenset[tuple[str, int]],
+        *,
+        hands_on: bool,
+    ) -> tuple[str, ...]:
+        mesh = self._mesh
+        if place is not None:
+            problem = place_problems(entry, place, around, mesh)
+            if problem is not None:
+                return (problem,)
+        if place is not None and place.border is not None:
+            seen = entry_inside(entry, instruction, place, mesh)
+            if seen is None:
+                return (f"is not split over manual axes as its region says: {entry.operands} -> {entry.result}",)
+            entry = seen
+        verdict = form_problems(instruction, entry, mesh)
+        return verdict if verdict or hands_on else rule_problems(instruction, entry, mesh, place)
 
     def _layout(self, entry: InstructionPlan) -> Hashable:
         number = self._numbers.of

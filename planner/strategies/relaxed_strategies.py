@@ -18,6 +18,7 @@ from numpy.typing import NDArray
 
 from shardwright.cost import compute_time_s
 from shardwright.hlo import Instruction
+from shardwright.kernels import read_forms
 from shardwright.planner.costs.prices import FloatArray, IntArray, Prices
 from shardwright.planner.rules import Factor, OpRule
 from shardwright.planner.rules.linear import why_not_partial
@@ -54,7 +55,8 @@ class RelaxedStrategyBuilder(StrategyBuilder):
         near: Restriction | None = None,
     ) -> StrategySet:
         leaves = [leaf for value in (*instruction.operands, instruction) for leaf in value.shape.leaves]
-        if near is not None or not _is_plain(instruction, rule) or may_rotate_all(leaves, (), self.prices.mesh):
+        is_plain = rule.manual is None and _is_plain(instruction, rule)
+        if near is not None or not is_plain or may_rotate_all(leaves, (), self.prices.mesh):
             return super()._build(instruction, rule, linear, near)
         choices = [
             AxisChoice(),
@@ -241,12 +243,14 @@ class _Layouts:
 def _is_plain(instruction: Instruction, rule: OpRule) -> bool:
     """Whether this module covers an instruction.
 
-    Not covered: borders, gathers, immediate reductions by XLA, XLA bugs, and summed factors that split a result.
+    Not covered: borders, gathers, immediate reductions by XLA, XLA bugs, kernels that some parts lack a program of, and
+    summed factors that split a result.
     """
     return not (
         rule.leafwise
         or rule.exchange_factors
         or instruction.opcode in XLA_BUG_OPCODES
+        or read_forms(instruction) is not None
         or why_not_partial(instruction)
         or any(f.halo or f.reduction == "gather" or (f.contracted and set(f.results) != {None}) for f in rule.factors)
     )

@@ -5,21 +5,23 @@ from __future__ import annotations
 from collections.abc import Hashable
 
 from shardwright.hlo import Instruction
+from shardwright.planner.graph.manual_regions import Inside
 from shardwright.planner.graph.signatures import identity, signature
-from shardwright.planner.rules import OpRule, rule_of
+from shardwright.planner.rules import OpRule, rule_at
 from shardwright.planner.rules.indexing import without_rows
 
 
 class RuleCache:
     """A cache of `rule_of`, with equal numbers for instructions with equal signatures.
 
-    others: cache of a similar program; both share their numbers and rules. Set `stack_rows` before the first question:
-    the program's rows of stacks (`find_stack_rows`), each wanted by all devices in its trip of a loop. Their devices
-    keep the rows together.
+    others: cache of a similar program; both share their numbers and rules. Set before the first question:
+    `stack_rows`, the program's rows of stacks (`find_stack_rows`), each wanted by all devices in its trip of a loop:
+    their devices keep the rows together; `inside`, what stands in manual regions (`find_inside`).
     """
 
     def __init__(self, others: RuleCache | None = None) -> None:
         self.stack_rows: frozenset[Instruction] = frozenset()
+        self.inside = Inside()
         self._numbers: dict[Hashable, int] = others._numbers if others else {}
         self._rules: list[OpRule] = others._rules if others else []
         self._number_of: dict[Instruction, int] = {}
@@ -30,7 +32,7 @@ class RuleCache:
         """The number of the instruction's signature."""
         number = self._number_of.get(instruction)
         if number is None:
-            parts = identity(instruction), instruction in self.stack_rows
+            parts = identity(instruction), instruction in self.stack_rows, self.inside.places.get(instruction)
             number = self._number_by_identity.get(parts)
             if number is None:
                 number = self._number_by_identity[parts] = self._new_number(instruction)
@@ -40,9 +42,11 @@ class RuleCache:
     def _new_number(self, instruction: Instruction) -> int:
         """The number of a signature; the rule of a new one is made here, whoever asks first."""
         is_stacked = instruction in self.stack_rows
-        number = self._numbers.setdefault((signature(instruction), is_stacked), len(self._rules))
+        place = self.inside.places.get(instruction)
+        number = self._numbers.setdefault((signature(instruction), is_stacked, place), len(self._rules))
         if number == len(self._rules):
-            self._rules.append(without_rows(rule_of(instruction)) if is_stacked else rule_of(instruction))
+            rule = rule_at(instruction, place)
+            self._rules.append(without_rows(rule) if is_stacked else rule)
         return number
 
     def of_number(self, number: int) -> OpRule:

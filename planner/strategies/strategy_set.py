@@ -12,7 +12,7 @@ from shardwright.cost import compute_time_s
 from shardwright.cost.compute import Traffic
 from shardwright.hlo import ArrayShape, Instruction
 from shardwright.planner.costs.prices import FloatArray, IntArray, Prices
-from shardwright.planner.rules import OpRule
+from shardwright.planner.rules import OpRule, axes_on
 from shardwright.planner.strategies.expansion import (
     AxisChoice,
     Restriction,
@@ -133,14 +133,22 @@ class StrategyBuilder:
         self._sets[key] = strategy_set
         return strategy_set
 
-    def of_value(self, shape: ArrayShape, *, partial: bool = False, near: Restriction | None = None) -> StrategySet:
-        """Every sharding of a forwarded array; with `partial`, also as a partial sum."""
-        key = ("value", shape.dimensions, partial, near)
+    def of_value(
+        self,
+        shape: ArrayShape,
+        *,
+        partial: bool = False,
+        near: Restriction | None = None,
+        inside: frozenset[tuple[str, int]] = frozenset(),
+    ) -> StrategySet:
+        """Every sharding of a forwarded array; with `partial`, also as a partial sum. inside: the manual axes around
+        it, which split nothing."""
+        key = ("value", shape.dimensions, partial, near, inside)
         strategy_set = self._sets.get(key)
         if strategy_set is None:
-            strategy_set = self.of_shardings(
-                tuple(shardings_of(shape, self.prices.mesh, partial, near, self.may_split(is_near=near is not None)))
-            )
+            mesh, may_split = self.prices.mesh, self.may_split(is_near=near is not None)
+            barred = axes_on(mesh, inside)
+            strategy_set = self.of_shardings(tuple(shardings_of(shape, mesh, partial, near, may_split, barred)))
             self._sets[key] = strategy_set
         return strategy_set
 
@@ -155,6 +163,9 @@ class StrategyBuilder:
         return self._giving[key]
 
     def _find_giving(self, instruction: Instruction, number: int, result: TensorSharding) -> Strategy | None:
+        manual = self.rules.of_number(number).manual
+        if manual is not None and not set(axes_on(self.prices.mesh, manual.axes)).isdisjoint(result.axes):
+            return None
         places = {axis: dim for dim, axes in enumerate(result.dims) for axis in axes}
         factors = self.rules.of_number(number).factors
         choices = [

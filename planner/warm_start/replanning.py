@@ -297,7 +297,8 @@ def _build_restriction(record: SearchRecord, search: Search) -> SearchRestrictio
     - Memory was binding: all meshes (fixed costs weigh less in a larger batch).
     - Otherwise: the plan's mesh and the near-fastest ones.
     """
-    candidates = meshes_to_search(search.cluster, search.options, search.program.pins)
+    program = search.program
+    candidates = meshes_to_search(search.cluster, search.options, program.pins, program.rules.inside)
     if _is_same_problem(record, search):
         least_s = {mesh: _earlier_step_s(mesh, record) for mesh in candidates}
         first = _matching_meshes(record.winner.searched_mesh, len(record.winner.searched_mesh.axes), candidates)

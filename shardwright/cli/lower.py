@@ -44,6 +44,7 @@ def register(commands: argparse._SubParsersAction[argparse.ArgumentParser], comm
     where = parser.add_mutually_exclusive_group()
     add_cluster_option(where, required=False)  # type: ignore[arg-type]  # a group adds arguments as a parser does
     where.add_argument("--platform", choices=PLATFORMS, help="lower for this platform (default: cpu)")
+    parser.add_argument("--hardware", metavar="NAME", help="the cluster's devices: a100, h100, …, or a profile's path")
     parser.add_argument("--out", metavar="FILE", default=STANDARD_STREAM, help="default: standard output")
     parser.add_argument("--json", action="store_true", help="print a summary with the text as JSON")
     parser.set_defaults(run=run)
@@ -53,12 +54,13 @@ def run(arguments: argparse.Namespace) -> int:
     """Import the function, lower it, write its HLO text."""
     cluster = cluster_of(arguments.cluster, for_planning=True) if arguments.cluster else None
     platform = cluster.platform if cluster else arguments.platform or "cpu"
+    hardware = arguments.hardware or (cluster.hardware if cluster else None)
     function, example, kinds = read_function(arguments)
 
     from shardwright.client.lowering import lower
 
     with user_errors_as_messages(arguments.function, is_debug=arguments.debug):
-        program = lower(function, *example, **kinds, platform=platform)
+        program = lower(function, *example, **kinds, platform=platform, hardware=hardware)
     if arguments.json:
         print_json(_summary(program, arguments.function, platform))
         return EXIT_OK

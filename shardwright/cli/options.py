@@ -14,6 +14,7 @@ from shardwright.options.plan_options import (
     CONSTRAINTS,
     EFFORTS,
     FORCED_STRATEGIES,
+    FUSED_ATTENTIONS,
     MODES,
     REMATS,
     REPLICATED,
@@ -71,8 +72,10 @@ def add_planning_options(parser: argparse.ArgumentParser) -> None:
         "micro_batches": {"metavar": "M", "type": int},
         "micro_batch_inexact": {"action": "store_true"},
         "mode": {"choices": MODES},
+        "simple": {"action": argparse.BooleanOptionalAction},
         "rewrites": {"choices": REWRITES},
         "remat": {"choices": REMATS},
+        "fused_attention": {"choices": FUSED_ATTENTIONS},
         "constraints": {"choices": CONSTRAINTS},
     }
     for name, kind in kinds.items():

@@ -112,6 +112,7 @@ class SourceLocation:
     file: str
     line: int
     function: str
+    column: int = field(default=-1, compare=False)  # in bytes, from 0, where the expression begins; -1: not known
 
     def __str__(self) -> str:
         return f"{self.file}:{self.line} ({self.function})"

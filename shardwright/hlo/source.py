@@ -127,6 +127,7 @@ def _location(module: Module, location_id: int) -> SourceLocation | None:
         _string(module, "FileNames", fields.get("file_name_id", 0)),
         fields.get("line", 0),
         _string(module, "FunctionNames", fields.get("function_name_id", 0)),
+        fields.get("column", -1),
     )
 
 

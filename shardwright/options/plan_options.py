@@ -39,6 +39,10 @@ REWRITES = ("auto", "none")
 #: nothing that the program keeps, `full` all but what segments hand on.
 REMATS = ("auto", "none", "full")
 
+#: Which attention becomes a fused kernel: `auto` what the devices have one for, `on` all that is recognised, float32
+#: included, `off` none but the calls that stand in the program.
+FUSED_ATTENTIONS = ("auto", "off", "on")
+
 #: Shardings that a program brings along (constraints, `in_shardings`, `out_shardings`): kept, or left out.
 CONSTRAINTS = ("keep", "ignore")
 
@@ -88,7 +92,9 @@ class PlanOptions:
     effort: str = "default"
     rewrites: str = "auto"
     remat: str = "auto"
+    fused_attention: str = "auto"
     mode: str = "search"
+    simple: bool = True
     constraints: str = "keep"
     stages: int | None = None
     schedule: str | None = None

@@ -20,6 +20,7 @@ from shardwright.options.plan_options import (
     CONSTRAINTS,
     EFFORTS,
     FORCED_STRATEGIES,
+    FUSED_ATTENTIONS,
     MAX_MESH_AXES,
     MEASURED,
     MODES,
@@ -33,6 +34,7 @@ from shardwright.options.plan_options import (
 )
 from shardwright.spelling import did_you_mean
 from shardwright.tasks.schedules import SCHEDULE_NAMES, Schedule
+from shardwright.units import parse_amount, parse_bytes
 
 #: Axis names of a mesh given by sizes only. They are names and nothing more: any axis may split anything.
 DEFAULT_AXES = ("data", "model", "sequence")
@@ -52,12 +54,6 @@ Bucket = int | str | None
 
 #: Bytes, a part of the device's memory (a float up to 1), or a text: "40GB", "36GiB", "50%".
 MemoryBudget = int | float | str | None
-
-_UNIT_BYTES = {
-    "": 1, "B": 1, "KB": 10**3, "MB": 10**6, "GB": 10**9, "TB": 10**12,
-    "KIB": 1 << 10, "MIB": 1 << 20, "GIB": 1 << 30, "TIB": 1 << 40,
-}  # fmt: skip
-_AMOUNT = re.compile(r"\s*(\d+(?:\.\d+)?)\s*([A-Za-z]*|%)\s*")
 
 
 class WrittenPlan(Protocol):
@@ -120,6 +116,17 @@ class UserOptions(TypedDict, total=False):
     remat: Annotated[
         str | None,
         'rematerialization in the backward pass: "auto" (default) by the memory\'s need, "none", or "full"',
+    ]
+    fused_attention: Annotated[
+        str | None,
+        'attention that the program writes out, as one fused kernel: "auto" (default) in float16 and bfloat16 on '
+        'devices that have it, "on" also in float32, computed in bfloat16 there, and written out where there is no '
+        'kernel, or "off"',
+    ]
+    simple: Annotated[
+        bool | None,
+        "whether a plan of fewer mesh axes, or fewer collectives, is taken before a faster one that gains less than "
+        "1 %, which predictions do not resolve; False: the fastest that fits; default: True",
     ]
     mode: Annotated[str | None, '"search" (default), or "propagate": follow pins and annotations, and search nothing']
     stages: Annotated[
@@ -220,19 +227,22 @@ def plan_options(**options: Unpack[UserOptions]) -> PlanOptions:
 
 
 def check_limits(options: PlanOptions) -> None:
-    """Raises OptionError on a meaningless budget, deadline, effort, mode, rewrites, remat, constraints or rest, and on
-    what contradicts a given plan.
+    """Raises OptionError on a meaningless budget, deadline, effort, mode, rewrites, remat, fused_attention,
+    constraints or rest, and on what contradicts a given plan.
     """
     if options.plan_json:
         _require_only_plan(options)
     _one_of("effort", options.effort, (*EFFORTS, MEASURED))
     _one_of("rewrites", options.rewrites, REWRITES)
     _one_of("remat", options.remat, REMATS)
+    _one_of("fused_attention", options.fused_attention, FUSED_ATTENTIONS)
     _one_of("mode", options.mode, MODES)
     _one_of("constraints", options.constraints, CONSTRAINTS)
     _one_of("rest", options.rest, RESTS)
-    if not isinstance(options.background, bool):
-        raise OptionError(f"background is {options.background!r}", where="background", remedy="True or False")
+    for name in ("background", "simple"):
+        value = getattr(options, name)
+        if not isinstance(value, bool):
+            raise OptionError(f"{name} is {value!r}", where=name, remedy="True or False")
     if options.rest != "search" and isinstance(options.force, str):
         raise OptionError(
             f"force={options.force!r} says it of every argument, rest={options.rest!r} of those without a pin",
@@ -347,14 +357,6 @@ def bucket_bytes(bucket: Bucket) -> int | None:
     return parse_bytes(bucket, where="bucket") if isinstance(bucket, str) else bucket
 
 
-def parse_bytes(text: str, *, where: str = "") -> int:
-    """Bytes of a size as users write it. Raises OptionError on a text that is none."""
-    match = _AMOUNT.fullmatch(text)
-    if match is None or match[2].upper() not in _UNIT_BYTES:
-        raise OptionError(f"{text!r} is no size", where=where, remedy='write bytes from 0, "25MB" or "8MiB"')
-    return round(float(match[1]) * _UNIT_BYTES[match[2].upper()])
-
-
 def _memory_budget(budget: MemoryBudget) -> tuple[int | None, float | None]:
     """(bytes, part of the device's memory); at most one of them is given."""
     if isinstance(budget, float):
@@ -362,14 +364,12 @@ def _memory_budget(budget: MemoryBudget) -> tuple[int | None, float | None]:
     if budget is None or isinstance(budget, int):
         return budget, None
     text = str(budget)
-    match = _AMOUNT.fullmatch(text)
-    if match is None or match[2].upper() not in {*_UNIT_BYTES, "%"}:
+    size_bytes, percent = parse_amount(text)
+    if size_bytes is None and percent is None:
         raise OptionError(
             f"{text!r} is no amount of memory", where="memory_budget", remedy='write "40GB", "36GiB", "50%" or bytes'
         )
-    if match[2] == "%":
-        return None, float(match[1]) / 100
-    return round(float(match[1]) * _UNIT_BYTES[match[2].upper()]), None
+    return size_bytes, None if percent is None else percent / 100
 
 
 def _mesh(mesh: Mesh) -> dict[str, int] | None:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import asdict, replace
 from typing import Any, cast
 
 from shardwright.errors import PlanError
@@ -28,6 +28,7 @@ from shardwright.plans.plan_json import decode_data, read_json
 from shardwright.plans.plan_json import encode as encode_plan
 from shardwright.plans.plan_json.reading import (
     digest_of,
+    read_attention,
     read_digest,
     read_mesh,
     read_own_text,
@@ -74,6 +75,7 @@ def encode(plan: PipelinePlan, *, with_text: bool = False) -> dict[str, Any]:
         "step_s": plan.step_s,
         "bubble_fraction": plan.bubble_fraction,
         "planning_s": plan.planning_s,
+        **({"attention": [asdict(note) for note in plan.attention]} if plan.attention else {}),
         "notes": list(plan.notes),
         "stages": [_encode_stage(stage, table) for stage, table in zip(plan.stages, tables, strict=True)],
         "values": values,
@@ -190,6 +192,7 @@ def _read_plan(reader: ObjectReader, digest: str, hlo_text: str | None) -> Pipel
         step_s=reader.number("step_s"),
         bubble_fraction=reader.number("bubble_fraction"),
         candidates=reader.objects("candidates", _read_candidate),
+        attention=read_attention(reader),
         notes=reader.texts("notes"),
         planning_s=reader.number("planning_s"),
         hlo_text=hlo_text,

@@ -20,6 +20,7 @@ from dataclasses import dataclass, field
 from functools import cached_property
 
 from shardwright.errors import PlanError
+from shardwright.plans.attention_note import AttentionNote
 from shardwright.plans.plan import MemorySummary, Plan, VariablePlan
 from shardwright.plans.shardings import Mesh
 from shardwright.tasks import MICRO_BATCH, ProgramKind, Scope, TaskGraph
@@ -40,7 +41,7 @@ __all__ = [
 TASKS_FILE = "tasks.dot"
 
 #: Version of the JSON that `pipeline_json` writes; readers refuse another major number.
-PIPELINE_FORMAT = "1.1"
+PIPELINE_FORMAT = "1.2"
 
 
 #: How the note begins that says why stages take unequal time.
@@ -151,7 +152,7 @@ class PipelinePlan:
     """A checked parallelization of one HLO module over several stages.
 
     step_s, bubble_fraction: of the simulated schedule; the bubble is the idle fraction of the stages' time. hlo_text,
-    hlo_sha256: of the user's program. program_sha256: see `Plan`. `tasks`: see `shardwright.tasks`.
+    hlo_sha256: of the user's program. program_sha256, attention: see `Plan`. `tasks`: see `shardwright.tasks`.
     """
 
     module_name: str
@@ -169,6 +170,7 @@ class PipelinePlan:
     step_s: float
     bubble_fraction: float
     candidates: tuple[PipelineCandidate, ...] = ()
+    attention: tuple[AttentionNote, ...] = ()
     notes: tuple[str, ...] = ()
     planning_s: float = 0.0
     program_sha256: str = ""

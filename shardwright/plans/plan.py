@@ -16,6 +16,9 @@ from math import prod
 from typing import Any
 
 from shardwright.errors import PlanError
+from shardwright.plans.attention_note import AttentionNote
+from shardwright.plans.kernel_note import KernelNote
+from shardwright.plans.region_note import RegionNote
 from shardwright.plans.shardings import Mesh, TensorSharding, ValueSharding
 from shardwright.plans.variable_strategy import VariableStrategy
 
@@ -23,10 +26,16 @@ from shardwright.plans.variable_strategy import VariableStrategy
 COLLECTIVE_KINDS = ("all-reduce", "all-gather", "reduce-scatter", "all-to-all", "collective-permute")
 
 #: Version of the JSON that `plan_json` writes; readers refuse another major number.
-PLAN_FORMAT = "1.8"
+PLAN_FORMAT = "1.10"
+
+#: What a program's text in a plan may take, unpacked.
+TEXT_LIMIT_BYTES = 1 << 28
 
 #: How the note of a plan begins that took decisions over from an earlier plan.
 TAKEN_OVER = "taken over from an earlier plan"
+
+#: … and the one of a plan of a program with a sharding in the type of every value.
+TYPED = "the program's types pin"
 
 #: What an option of XLA's can be set to.
 OptionValue = bool | int | str
@@ -217,15 +226,16 @@ class CostSummary:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MemorySummary:
-    """Predicted bytes on one device: the peak is arguments + outputs not aliased + temporaries."""
+    """Predicted bytes on one device: the peak is arguments + outputs not aliased + temporaries + constants."""
 
     arguments_bytes: int
     outputs_bytes: int  # not aliased to an argument
     temporaries_bytes: int  # peak of live intermediate values
+    constants_bytes: int = 0  # the program's arrays of numbers, whole on every device
 
     @property
     def peak_bytes(self) -> int:
-        return self.arguments_bytes + self.outputs_bytes + self.temporaries_bytes
+        return self.arguments_bytes + self.outputs_bytes + self.temporaries_bytes + self.constants_bytes
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -307,6 +317,9 @@ class Plan:
     memory. `micro_batches`: number of sequential parts of the batch, with accumulated gradients. `compile_options`:
     XLA's, by name, assumed by its prices: servers compile with them; `jax.jit` takes them through
     `compiler_options`. `strategies`: by variable name, of a plan that a strategy builder asked for.
+    `attention`: what became fused kernels, and what did not. `manual_axes`: axes of the program that its regions
+    (`shard_map`) are manual over → axes of `mesh`, together of their size; `regions`: what is said of them.
+    `kernels`: custom calls that hold more than a few per cent of it.
     """
 
     module_name: str
@@ -326,6 +339,10 @@ class Plan:
     micro_batches: int = 1
     compile_options: Mapping[str, OptionValue] = field(default_factory=dict, hash=False)
     strategies: Mapping[str, VariableStrategy] = field(default_factory=dict, hash=False)
+    attention: tuple[AttentionNote, ...] = ()
+    manual_axes: Mapping[str, tuple[str, ...]] = field(default_factory=dict, hash=False)
+    regions: tuple[RegionNote, ...] = ()
+    kernels: tuple[KernelNote, ...] = ()
     notes: tuple[str, ...] = ()
     planning_s: float = 0.0
     original_sha256: str = ""

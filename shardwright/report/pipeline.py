@@ -9,6 +9,7 @@ from rich.padding import Padding
 from rich.text import Text
 
 from shardwright.plans.pipeline_plan import UNEVEN, PipelineCandidate, PipelinePlan, PipelineStage
+from shardwright.report.attention import describe_attention
 from shardwright.report.schedule import schedule_picture
 from shardwright.report.tables import plain_table, plain_text, print_view, title
 from shardwright.report.wrapping import Wrapped
@@ -49,6 +50,7 @@ def _header(plan: PipelinePlan) -> list[RenderableType]:
         ("pipeline", f"{count}, {plan.schedule}"),
         ("step", f"{format_seconds(plan.step_s)} predicted; {idle}"),
         ("programs", f"{len(plan.programs)}, planned in {format_seconds(plan.planning_s)}"),
+        *(("attention" if not i else "", line) for i, line in enumerate(describe_attention(plan.attention))),
         ("prices", f"hardware profile {plan.hardware!r}"),
     ]
     table = plain_table([("", "left"), ("", "left")], fold=("",))

@@ -9,6 +9,7 @@ from rich.console import RenderableType
 from rich.padding import Padding
 from rich.text import Text
 
+from shardwright.plans.kernel_note import KernelNote
 from shardwright.plans.plan import Candidate, CostSummary, Plan, SegmentPlan
 from shardwright.report.tables import plain_table, title
 from shardwright.report.wrapping import Wrapped
@@ -20,12 +21,20 @@ _SHOWN_KINDS = 12
 _SHOWN_VALUES = 3
 
 
-def certificate(cost: CostSummary) -> str:
-    """`certified within 0.3 % of optimal: no plan takes less than 2.70 ms`; `bound_section` says of which plans."""
+def certificate(cost: CostSummary, kernels: Sequence[KernelNote] = ()) -> str:
+    """`certified within 0.3 % of optimal: no plan takes less than 2.70 ms`; `bound_section` says of which plans.
+
+    kernels: those that the plan knows too little of to certify anything.
+    """
     if cost.lower_bound_s <= 0:
         return "none: nothing is known of how much faster another plan could be"
     if not cost.is_bounded:
         return _compare_with_bounded(cost)
+    if kernels:
+        return (
+            f"of what is priced, with the kernels above as they are: no plan takes less than "
+            f"{format_seconds(cost.lower_bound_s)}"
+        )
     within = f"certified within {_percent(cost.gap)} of optimal" if cost.gap >= 1e-6 else "certified optimal"
     return f"{within}: no plan takes less than {format_seconds(cost.lower_bound_s)}"
 

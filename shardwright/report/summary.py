@@ -6,8 +6,11 @@ import re
 from collections import Counter
 from collections.abc import Iterable, Sequence
 
-from shardwright.plans.plan import Plan, VariablePlan, count_combined
+from shardwright.plans.plan import TYPED, Plan, VariablePlan, count_combined
+from shardwright.report.attention import describe_attention
 from shardwright.report.groups import is_copy
+from shardwright.report.kernels import describe_kernels
+from shardwright.report.regions import describe_regions
 from shardwright.report.search import certificate
 from shardwright.units import format_bytes, format_seconds
 
@@ -26,6 +29,7 @@ _SINGULAR = {"tensors": "tensor", "matrices": "matrix", "vectors": "vector"}
 def summary(plan: Plan) -> list[tuple[str, str]]:
     """(label, text) per line."""
     cost, memory = plan.cost, plan.memory
+    known, unknown = ([note for note in plan.kernels if note.is_known == is_known] for is_known in (True, False))
     wire = sum(collective.wire_bytes * collective.count for collective in plan.collectives)
     chosen = "found by search" if plan.origin == "search" else plan.origin
     match = _KNOWN_AS.match(cost.bound_scope)
@@ -35,12 +39,17 @@ def summary(plan: Plan) -> list[tuple[str, str]]:
     parts += f", {format_seconds(arrival_s)} of it for inputs" if arrival_s >= _MIN_ARRIVAL * cost.step_s else ""
     parts += f" ({format_seconds(cost.hidden_s)} more beside compute)" if cost.hidden_s else ""
     return [
+        *(("kernels" if not i else "", line) for i, line in enumerate(describe_kernels(unknown))),
         ("mesh", f"{plan.mesh} ({plan.mesh.device_count} devices), {chosen} in {format_seconds(plan.planning_s)}"),
         *_layouts(plan),
         ("step", f"{format_seconds(cost.step_s)} predicted = {parts}"),
         ("on the wire", f"{format_bytes(wire)} a device and step, {_runs(plan)}" if plan.collectives else "nothing"),
         ("memory", f"{format_bytes(memory.peak_bytes)} peak a device"),
-        ("bound", certificate(cost)),
+        *(("kernels" if not i else "", line) for i, line in enumerate(describe_kernels(known))),
+        *(("attention" if not i else "", line) for i, line in enumerate(describe_attention(plan.attention))),
+        *(("regions" if not i else "", line) for i, line in enumerate(describe_regions(plan.regions))),
+        *(("types", note) for note in plan.notes if note.startswith(TYPED)),
+        ("bound", certificate(cost, unknown)),
         ("prices", f"hardware profile {plan.hardware!r}{_describe_compile_options(plan)}"),
     ]
 

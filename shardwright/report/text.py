@@ -93,6 +93,7 @@ def as_dict(plan: Plan) -> dict[str, Any]:
             "arguments_bytes": plan.memory.arguments_bytes,
             "outputs_bytes": plan.memory.outputs_bytes,
             "temporaries_bytes": plan.memory.temporaries_bytes,
+            "constants_bytes": plan.memory.constants_bytes,
             "peak_bytes": plan.memory.peak_bytes,
             "arguments_by_kind": dict(argument_bytes(plan)),
         },
@@ -116,6 +117,8 @@ def as_dict(plan: Plan) -> dict[str, Any]:
         ],
         "recomputed": [asdict(segment) for segment in plan.recomputed],
         "micro_batches": plan.micro_batches,
+        "attention": [asdict(note) for note in plan.attention],
+        "regions": [asdict(note) for note in plan.regions],
         "notes": list(plan.notes),
     }
 
@@ -216,6 +219,7 @@ def _memory(plan: Plan) -> list[RenderableType]:
         *((f"  {label}", size_bytes) for label, size_bytes in argument_bytes(plan)),
         ("outputs, updates in place left out", memory.outputs_bytes),
         ("temporaries", memory.temporaries_bytes),
+        *((("constants, whole", memory.constants_bytes),) if memory.constants_bytes else ()),
         ("peak", memory.peak_bytes),
     ):
         table.add_row(Text(label), Text(format_bytes(size_bytes)))

@@ -120,11 +120,11 @@ def _compile_stablehlo(header: Header, blobs: list[bytes]) -> tuple[Header, list
 
 
 def _emit(header: Header, blobs: list[bytes]) -> tuple[Header, list[bytes]]:
-    from shardwright.xla.emit import emit_stablehlo
+    from shardwright.xla.compiling import emit_for_this_process
 
     hlo_text = blobs[0].decode()
     plan = decode(blobs[1].decode(), hlo_text)
-    return {}, [emit_stablehlo(hlo_text, plan).encode()]
+    return {}, [emit_for_this_process(hlo_text, plan).encode()]
 
 
 _JOBS = {

@@ -42,9 +42,15 @@ def compile_planned(hlo_text: str, plan: Plan, *, want_executable: bool) -> Comp
     sharding at its boundary.
     """
     started = time.perf_counter()
-    stablehlo = emit_stablehlo(hlo_text, plan, with_stand_ins=not want_executable)
+    stablehlo = emit_for_this_process(hlo_text, plan, with_stand_ins=not want_executable)
     emit_s = time.perf_counter() - started
     return replace(compile_emitted(stablehlo, plan, want_executable=want_executable), emit_s=emit_s)
+
+
+def emit_for_this_process(hlo_text: str, plan: Plan, *, with_stand_ins: bool = False) -> str:
+    """StableHLO of a plan for the devices that this process compiles for, which may be others than the plan's."""
+    platform = private.devices_to_compile_for(1)[0].platform
+    return emit_stablehlo(hlo_text, plan, with_stand_ins=with_stand_ins, platform=platform)
 
 
 def compile_emitted(stablehlo: str, plan: Plan, *, want_executable: bool) -> CompiledProgram:
@@ -84,7 +90,7 @@ def inspect_partitioned(hlo_text: str, plan: Plan) -> CompiledProgram:
     XLA goes on compiling in a thread of this process; see `wait_for_xla`.
     """
     started = time.perf_counter()
-    stablehlo = emit_stablehlo(hlo_text, plan, with_stand_ins=True)
+    stablehlo = emit_for_this_process(hlo_text, plan, with_stand_ins=True)
     emitted = time.perf_counter()
     text = partition_hlo(stablehlo, plan.mesh.device_count)
     return CompiledProgram(

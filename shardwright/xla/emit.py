@@ -19,9 +19,9 @@ Partial sums: a value left partial by the plan is marked `unreduced` at its defi
 way, for XLA believes the mark: one missing mark scales a sum by the size of the axis. A sum made and reduced in one
 place needs no mark, unless its operands are partial already.
 
-Steps: strip the user's own shardings → join operations split by HLO (`broadcasts`) → collect layouts of values and uses
-→ insert constraints → write operations that XLA would gather as manual computations (`manual`) → pad → set aliases →
-pin layouts (`row_major`).
+Steps: strip the user's own shardings → spell ragged products (`ragged_products`) → join operations split by HLO
+(`broadcasts`) → collect layouts of values and uses → insert constraints → write operations that XLA would gather as
+manual computations (`manual`) → pad → set aliases → pin layouts (`row_major`).
 """
 
 from __future__ import annotations
@@ -30,17 +30,22 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from shardwright.cost.profiles import AttentionKernel
 from shardwright.errors import PlanError
 from shardwright.hlo import require_values
 from shardwright.plans.plan import InstructionPlan, Plan, choose_layout
 from shardwright.plans.shardings import Mesh, TensorSharding
-from shardwright.reserved_names import IDENTITY_TARGETS, MESH_NAME
+from shardwright.reserved_names import ENTER_REGION, IDENTITY_TARGETS, LEAVE_REGION, MESH_NAME
 from shardwright.xla import private
+from shardwright.xla.attention import PlannedCall, compute_attention, kernel_of_devices, read_operation
 from shardwright.xla.boundary import finish_boundary, sharding_text, store_arguments
 from shardwright.xla.broadcasts import join_broadcasts
+from shardwright.xla.kernels import KernelWriter, is_kernel
 from shardwright.xla.manual_computation import compute_manually, is_manual
-from shardwright.xla.operations import operations_within
+from shardwright.xla.operations import CALLS, operations_within
 from shardwright.xla.partial_sums import steps_of_reduction, steps_to
+from shardwright.xla.ragged_products import spell_ragged_products
+from shardwright.xla.regions import write_regions
 from shardwright.xla.row_major import pin_row_major
 from shardwright.xla.strip import annotation_target, erase_annotations, strip_foreign_shardings
 
@@ -50,14 +55,13 @@ WITHOUT_OPERATION = frozenset({"parameter", "tuple", "get-tuple-element", "const
 #: Operations whose regions are planned instruction by instruction; other regions are scalar functions.
 CONTROL_FLOW = frozenset({"stablehlo.while", "stablehlo.case", "stablehlo.if"})
 
-CALLS = frozenset({"func.call", "call"})
 
-
-def emit_stablehlo(hlo_text: str, plan: Plan, *, with_stand_ins: bool = False) -> str:
+def emit_stablehlo(hlo_text: str, plan: Plan, *, with_stand_ins: bool = False, platform: str | None = None) -> str:
     """StableHLO text of `hlo_text`, with `plan` written in Shardy constraints.
 
     The text compiles with any XLA that has Shardy, for `plan.mesh.device_count` devices. with_stand_ins: elided
-    constants get numbers of XLA's, in a program that is inspected and never run.
+    constants get numbers of XLA's, in a program that is inspected and never run. platform: of the devices, in JAX's
+    spelling, `cuda` or `gpu` for CUDA; default: the plan's. It says how attention is computed (`attention`).
 
     Raises UnsupportedProgramError: such constants without `with_stand_ins`. PlanError: an instruction of the plan is
     not in the program, or the plan's argument and output counts differ. HloSyntaxError: XLA cannot read `hlo_text`.
@@ -67,7 +71,7 @@ def emit_stablehlo(hlo_text: str, plan: Plan, *, with_stand_ins: bool = False) -
     converted = private.stablehlo_of(hlo_text)
     with private.mlir_context():
         module = private.parse_module(converted)
-        _Emitter(module, plan).run()
+        _Emitter(module, plan, kernel_of_devices(plan.hardware, platform)).run()
         private.verify(module)
         # With locations: collectives of the compiled program then carry instruction names.
         return str(module.operation.get_asm(enable_debug_info=True))
@@ -101,9 +105,10 @@ class _Value:
 class _Emitter:
     """Walks `main` and its callees once, then inserts."""
 
-    def __init__(self, module: Any, plan: Plan) -> None:
+    def __init__(self, module: Any, plan: Plan, kernel: AttentionKernel | None) -> None:
         self.module = module
         self.plan = plan
+        self.kernel = kernel
         self.ir = private.ir()
         self.sdy = private.dialect("sdy")
         self.entries: dict[str, InstructionPlan] = {entry.name: entry for entry in plan.instructions}
@@ -115,9 +120,13 @@ class _Emitter:
         self.attributes: dict[TensorSharding, Any] = {}
         self.annotations: list[Any] = []
         self.in_parts: list[tuple[Any, InstructionPlan]] = []
+        self.attention: list[PlannedCall] = []
+        self.kernels: list[tuple[Any, InstructionPlan | None]] = []
+        self.has_regions = False
 
     def run(self) -> None:
         strip_foreign_shardings(self.module)
+        spell_ragged_products(self.module)
         self.entries = join_broadcasts(self.module, self.entries)
         arguments = list(self.main.arguments)
         if len(arguments) != len(self.plan.parameters):
@@ -134,9 +143,15 @@ class _Emitter:
         self._require_all_landed()
         for value in list(self.values.values()):
             self._insert(value)
+        erase_annotations(self.annotations)
+        if self.has_regions:
+            write_regions(self.module, self.plan.mesh, self.plan.manual_axes, self.entries, self.attribute)
         for operation, entry in self.in_parts:
             compute_manually(operation, entry, self.plan.mesh, self.attribute)
-        erase_annotations(self.annotations)
+        writer = KernelWriter(self.module, self.plan.mesh, self.attribute)
+        for operation, planned in self.kernels:
+            writer.compute(operation, planned)
+        compute_attention(self.attention, self.plan.mesh, self.attribute, self.kernel)
         finish_boundary(self.module, self.main, self.plan, self.attribute)
         pin_row_major(self.module)
 
@@ -178,12 +193,22 @@ class _Emitter:
             self.landed.add(entry.name)
         self._define_results(operation, entry)
         kind = operation.operation.name
-        if entry is not None and is_manual(operation, entry):
+        call = read_operation(operation)
+        if annotation_target(operation) in (ENTER_REGION, LEAVE_REGION):
+            self.has_regions = True
+        if call is not None:
+            self.attention.append(PlannedCall(operation=operation, call=call, entry=entry))
+        elif is_kernel(operation):
+            self.kernels.append((operation, entry))
+        elif entry is not None and is_manual(operation, entry):
             self.in_parts.append((operation, entry))
         if kind in CONTROL_FLOW:
             self._walk_regions(operation, entry)
         elif kind in CALLS:
             self._walk_call(operation, entry)
+        else:  # a reducer of JAX's in a region that leaves axes free has calls that say nothing
+            inside = operations_within(operation.operation)
+            self.annotations += [inner for inner in inside if annotation_target(inner) in IDENTITY_TARGETS]
 
     def _entry(self, operation: Any) -> InstructionPlan | None:
         """The plan of the instruction behind this operation."""

@@ -15,8 +15,7 @@ from math import prod
 from typing import Any
 
 from shardwright.plans.plan import InstructionPlan
-from shardwright.plans.shardings import Mesh, TensorSharding
-from shardwright.xla import private
+from shardwright.xla import private, tensors
 from shardwright.xla.zeros import zero_constant
 
 _GATHER, _SCATTER = "stablehlo.gather", "stablehlo.scatter"
@@ -93,24 +92,13 @@ def _picked_by_scatter(operation: Any, numbers: Any) -> list[int]:
     return [*numbers.inserted_window_dims, *single]
 
 
-def first_rows(rows: SplitRows, padded_count: int, mesh: Mesh) -> tuple[Any, TensorSharding]:
-    """The number of each device's first row, in an array split as the rows are, and how that lies."""
-    ir, stablehlo = private.ir(), private.dialect("stablehlo")
-    parts = mesh.size(rows.axes)
-    kind = ir.RankedTensorType.get([parts], ir.IntegerType.get_signless(32))
-    count = ir.IntegerAttr.get(ir.IntegerType.get_signless(32), padded_count // parts)
-    each = stablehlo.ConstantOp(ir.DenseElementsAttr.get_splat(kind, count)).result
-    numbers = stablehlo.IotaOp(kind, 0).result
-    return stablehlo.MulOp(numbers, each).result, TensorSharding((rows.axes,))
-
-
 def reach_row(
     operation: Any, arguments: Sequence[Any], firsts: Sequence[Any], rows: Sequence[SplitRows], results: Sequence[Any]
 ) -> list[Any]:
     """One device's part of an operation, at the current insertion point.
 
-    arguments: the device's parts of its operands. firsts: of `first_rows`, for each of `rows`. results: the types of
-    the device's results. The operation's regions are taken away from it.
+    arguments: the device's parts of its operands. firsts: the number of its first row (`first_numbers`), for each of
+    `rows`. results: the types of the device's results. The operation's regions are taken away from it.
     """
     name = operation.operation.name
     if name in (_SLICE, _UPDATE):
@@ -158,16 +146,17 @@ def _local_positions(
     """
     stablehlo = private.dialect("stablehlo")
     kind = max((_signed(position.type) for position in positions), key=lambda kind: kind.element_type.width)
-    local = [_convert(position, kind) for position in positions]
+    local = [tensors.convert(position, kind.element_type) for position in positions]
     inside = []
     for first, split in zip(firsts, rows, strict=True):
         position = local[split.position]
         if clamps:
-            position = stablehlo.ClampOp(_number(0, kind), position, _number(split.count - 1, kind)).result
-        begin = _convert(stablehlo.ReshapeOp(_scalar(first.type.element_type), first).result, kind)
+            last = tensors.number(split.count - 1, kind)
+            position = stablehlo.ClampOp(tensors.number(0, kind), position, last).result
+        begin = tensors.convert(stablehlo.ReshapeOp(_scalar(first.type.element_type), first).result, kind.element_type)
         position = local[split.position] = stablehlo.SubtractOp(position, begin).result
-        size = _number(array.type.shape[split.dim], kind)
-        inside += [_compare(position, _number(0, kind), "GE"), _compare(position, size, "LT")]
+        size = tensors.number(array.type.shape[split.dim], kind)
+        inside += [tensors.compare(position, tensors.number(0, kind), "GE"), tensors.compare(position, size, "LT")]
     return local, reduce(lambda one, other: stablehlo.AndOp(one, other).result, inside)
 
 
@@ -209,18 +198,3 @@ def _signed(kind: Any) -> Any:
     ir, element = private.ir(), kind.element_type
     is_wide = element.width > 32 or (element.width == 32 and element.is_unsigned)
     return _scalar(ir.IntegerType.get_signless(64 if is_wide else 32))
-
-
-def _convert(value: Any, kind: Any) -> Any:
-    return value if value.type == kind else private.dialect("stablehlo").ConvertOp(kind, value).result
-
-
-def _number(value: int, kind: Any) -> Any:
-    ir = private.ir()
-    attribute = ir.DenseElementsAttr.get_splat(kind, ir.IntegerAttr.get(kind.element_type, value))
-    return private.dialect("stablehlo").ConstantOp(attribute).result
-
-
-def _compare(one: Any, other: Any, direction: str) -> Any:
-    stablehlo = private.dialect("stablehlo")
-    return stablehlo.CompareOp(one, other, stablehlo.ComparisonDirectionAttr.get(direction)).result

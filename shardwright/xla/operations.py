@@ -5,6 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
+#: Operations that call a function of the module.
+CALLS = frozenset({"func.call", "call"})
+
 
 def operations_within(root: Any) -> Iterator[Any]:
     """Every operation in the regions of one, each followed by those within it."""

@@ -26,6 +26,7 @@ PRIVATE_NAMES: dict[str, tuple[str, ...]] = {
     "jax._src.array": ("ArrayImpl",),
     "jax._src.config": ("trace_context",),
     "jax._src.core": ("ShapedArray._getitem", "ShapedArray._iter", "pytype_aval_mappings"),
+    "jax._src.dispatch": ("runtime_tokens.set_output_runtime_token",),
     "jax._src.distributed": ("global_state",),
     "jax._src.xla_bridge": ("backends_are_initialized",),
     "jax._src.dtypes": ("register_canonicalize_value_handler",),
@@ -149,6 +150,18 @@ def jit_marks(fn: Any) -> Any:
     Also of a Flax NNX `jit`. None for anything else.
     """
     return getattr(getattr(fn, "jitted_fn", fn), "_jit_info", None)
+
+
+class _Waiter:
+    """What JAX keeps of a computation with effects."""
+
+    def __init__(self, wait: Callable[[], None]) -> None:
+        self.block_until_ready = wait
+
+
+def wait_at_barrier(key: object, wait: Callable[[], None]) -> None:
+    """Has this thread's next `jax.effects_barrier()` call `wait`, once a key."""
+    _module("jax._src.dispatch").runtime_tokens.set_output_runtime_token(key, _Waiter(wait))
 
 
 # ---- HLO text ------------------------------------------------------------

@@ -85,7 +85,17 @@ def test_lower_writes_hlo_that_xla_reads(step_hlo: Path) -> None:
 
 
 def test_lower_by_example_for_another_platform(project: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    command = ["lower", "usermodel:step", "--example", "usermodel:arguments", "--platform", "cuda", "--json"]
+    command = [
+        "lower",
+        "usermodel:step",
+        "--example",
+        "usermodel:arguments",
+        "--platform",
+        "cuda",
+        "--hardware",
+        "a100",
+        "--json",
+    ]
     assert main(command) == 0
     summary = output(capsys)
     assert [argument["name"] for argument in summary["arguments"]] == ["w", "x"]

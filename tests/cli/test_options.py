@@ -38,6 +38,8 @@ def test_limits() -> None:
     assert parse_options("--memory-budget=50%").memory_fraction == 0.5
     cut = parse_options("--micro-batches=4", "--micro-batch-inexact")
     assert (cut.micro_batches, cut.micro_batch_inexact) == (4, True)
+    assert parse_options("--fused-attention=on").fused_attention == "on"
+    assert [parse_options(*way).simple for way in ((), ("--simple",), ("--no-simple",))] == [True, True, False]
     assert parse_options("--constraints=ignore").constraints == "ignore"
     piped = parse_options("--stages=4", "--schedule=2f2b")
     assert (piped.stages, piped.schedule) == (4, "2f2b")

@@ -16,6 +16,8 @@ from jax import export
 from shardwright.cli import main
 from shardwright.cli.doctor import check_extras
 
+pytestmark = pytest.mark.dear
+
 ROOT = Path(__file__).resolve().parent.parent.parent
 
 

@@ -177,6 +177,26 @@ def test_a_handle_is_handed_to_every_stage_that_reads_it(recorded: tuple[sw.Sess
     assert {s.entry.layout.first_device for s in program.sources if s.entry.number == number} == {0, 4}
 
 
+def test_rows_that_two_stages_read_are_copied_to_both(session: sw.Session) -> None:
+    """Not donated, a result's rows lie where they were updated; the first stage reads all of them."""
+
+    def train_step(w: jax.Array, x: jax.Array) -> tuple[jax.Array, jax.Array]:
+        def loss_of(w: jax.Array) -> tuple[jax.Array, jax.Array]:
+            h, sums = jax.lax.scan(lambda h, w: (jnp.tanh(h @ w), w.sum()), x, w)
+            return jnp.mean((h - x) ** 2), sums
+
+        (_, sums), gradient = jax.value_and_grad(loss_of, has_aux=True)(w)
+        return w - 0.1 * gradient, sums
+
+    w, x = 0.1 * cases.normal(0, 4, 16, 16, scale=1.0), cases.normal(1, 16, 16, scale=1.0)
+    step = session.parallelize(train_step, stages=2, micro_batches=4)
+    ours, theirs = w, w
+    for _ in range(3):
+        (ours, sums), (theirs, expected) = step(ours, x), jax.jit(train_step)(theirs, x)
+        np.testing.assert_allclose(np.asarray(sums), expected, rtol=1e-5, atol=1e-6)
+    assert distance(ours, theirs) <= 1e-5
+
+
 def test_initial_values_are_bit_for_bit_those_of_one_device(session: sw.Session) -> None:
     """Uniform ones, which have no product whose rounding LLVM may leave out where it is added to something."""
     function, (params, state, *batch), _ = cases.mlp(optimizer=SGD)

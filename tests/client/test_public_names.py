@@ -95,6 +95,8 @@ def test_memory_budgets(budget, expected) -> None:
         ("effort", "much"),
         ("mode", "guess"),
         ("rewrites", "some"),
+        ("fused_attention", "flash"),
+        ("simple", "no"),
         *(("stages", value) for value in (0, -1, 2.0, True, "2")),
         *(("schedule", value) for value in ("", "fast", "1f2b")),
         *(("micro_batches", value) for value in (0, -1, 2.0, True, "2")),

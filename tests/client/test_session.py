@@ -215,8 +215,10 @@ def test_an_embedded_server_ends_with_its_program() -> None:
 
 
 #: A program with one session: children that it forks, then what keeps the session open. Prints a line for each test.
+#: gRPC, which the parent uses, ends a child that uses it too, now and then, unless it was told of forks before.
 ONE_SESSION = """
 import gc, os, sys
+os.environ["GRPC_ENABLE_FORK_SUPPORT"] = "1"
 import numpy as np
 import psutil
 import shardwright as sw

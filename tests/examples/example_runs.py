@@ -8,13 +8,15 @@ import subprocess
 import sys
 from pathlib import Path
 
+from tests.light_compilation import LIGHT_COMPILATION
+
 ROOT = Path(__file__).resolve().parent.parent.parent
 
 
 def run(script: str, arguments: str = "") -> subprocess.CompletedProcess[str]:
     """An example that has ended."""
     environment = {key: value for key, value in os.environ.items() if key not in ("SERVER_IP", "SERVER_PORT")}
-    environment["XLA_FLAGS"] = "--xla_backend_optimization_level=0"  # else as a user's shell: no number of devices
+    environment["XLA_FLAGS"] = LIGHT_COMPILATION  # else as a user's shell: no number of devices
     command = [sys.executable, str(ROOT / "examples" / script), *arguments.split()]
     return subprocess.run(command, check=False, capture_output=True, text=True, timeout=480, env=environment)
 

@@ -14,6 +14,7 @@ import pytest
 import shardwright as sw
 from examples.cnn import train as cnn
 from examples.gpt2 import model as gpt2
+from examples.llama import model as llama
 from examples.moe import model as moe
 from examples.wide_resnet import model as wide_resnet
 from tests.examples.test_examples import output_of, run
@@ -21,7 +22,10 @@ from tests.tables import list_failing_rows
 
 CLUSTERS = Path(__file__).resolve().parent.parent.parent / "cluster_configs"
 PUBLISHED = [
-    (model, preset) for model in (gpt2, moe, wide_resnet) for preset in model.PRESETS if preset not in ("tiny", "small")
+    (model, preset)
+    for model in (gpt2, llama, moe, wide_resnet)
+    for preset in model.PRESETS
+    if preset not in ("tiny", "small")
 ]
 
 
@@ -41,15 +45,19 @@ def test_a_published_size_has_as_many_parameters() -> None:
 
 @pytest.mark.dear
 def test_layers_in_a_scan_compute_what_layers_one_by_one_do() -> None:
-    config, key = gpt2.Config(layers=2, width=16, heads=2, context=8, batch=2), jax.random.key(0)
-    scanned = replace(config, scan=True)
+    key = jax.random.key(0)
     tokens = jax.random.randint(key, (2, 9), 0, 256)
 
-    @partial(jax.jit, static_argnums=1, compiler_options={"xla_backend_optimization_level": 0})
-    def loss(key: jax.Array, config: gpt2.Config) -> jax.Array:
-        return gpt2.loss_of(gpt2.init_params(config, key), tokens, config)
+    def check(model: Any, **sizes: Any) -> None:
+        @partial(jax.jit, static_argnums=1)
+        def loss(key: jax.Array, config: Any) -> jax.Array:
+            return model.loss_of(model.init_params(config, key), tokens, config)
 
-    assert float(loss(key, scanned)) == pytest.approx(float(loss(key, config)), abs=1e-5)
+        config = model.Config(layers=2, width=16, heads=2, context=8, batch=2, **sizes)
+        assert float(loss(key, replace(config, scan=True))) == pytest.approx(float(loss(key, config)), abs=1e-5)
+
+    check(gpt2)
+    check(llama, kv_heads=1, hidden=24)
 
 
 top_two = jax.jit(moe.top_two, static_argnames="capacity")
@@ -84,13 +92,18 @@ def test_other_sequences_do_not_change_what_an_expert_takes() -> None:
         ),
         ("gpt2/train.py", "--preset 175B --layers 8 --batch 512 --cluster {}/a100_64x8.json --mesh 64x8", "512 dev"),
         (
+            "llama/train.py",
+            "--preset 8B --layers 4 --batch 64 --cluster {}/h100_64x8.json --mesh 64x8 --annotate",
+            "['gate']",
+        ),
+        (
             "moe/train.py",
             "--preset 380M --batch 64 --cluster {}/a100_2x8.json --mesh 2x8 --annotate",
             "['experts']['up']",
         ),
         ("wide_resnet/train.py", "--preset 250M --depth 14 --cluster {}/h100_64x8.json --mesh 512", "['kernel']"),
     ],
-    ids=["gpt2-345M", "gpt2-175B", "moe-380M", "wide_resnet-250M"],
+    ids=["gpt2-345M", "gpt2-175B", "llama-8B", "moe-380M", "wide_resnet-250M"],
 )
 def test_a_published_size_plans_without_a_server(script: str, options: str, expected: str) -> None:
     output = output_of(script, f"--plan-only {options.format(CLUSTERS)}")

@@ -57,6 +57,19 @@ def test_plan_is_that_of_the_whole_text(planned: Plan) -> None:
     assert [each.sharding for each in whole.parameters] == [each.sharding for each in planned.parameters]
 
 
+def test_constants_take_their_bytes_on_every_device_as_xla_keeps_them(planned: Plan) -> None:
+    """Printed or left out; split like `_TABLE` or not. XLA's peak of one device has them too."""
+    assert planned.memory.constants_bytes >= _TABLE.nbytes
+    assert planned.memory.peak_bytes >= planned.memory.constants_bytes + planned.memory.arguments_bytes
+    with pytest.raises(sw.MemoryBudgetError, match="constants of the program"):
+        sw.plan(_elided_text(), 8, cache=False, memory_budget=_TABLE.nbytes)
+    assert sw.Plan.from_json(planned.to_json()).memory == planned.memory
+    large = np.linspace(0, 1, 1 << 18, dtype=np.float32).reshape(512, 512)
+    compiled = jax.jit(lambda x: x @ large).lower(jax.ShapeDtypeStruct((8, 512), jnp.float32)).compile()
+    figures = compiled.memory_analysis()
+    assert figures.peak_memory_in_bytes >= large.nbytes > figures.temp_size_in_bytes
+
+
 def test_it_is_proven_but_neither_emitted_nor_compiled_to_run(planned: Plan) -> None:
     assert planned.prove().holds
     with pytest.raises(UnsupportedProgramError, match="left out when the text was printed") as caught:

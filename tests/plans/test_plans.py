@@ -16,6 +16,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from shardwright.errors import PlanError
+from shardwright.plans.attention_note import AttentionNote, gather_notes
 from shardwright.plans.plan import (
     Candidate,
     CostSummary,
@@ -126,6 +127,25 @@ def test_round_trip() -> None:
     plan = small_plan()
     assert decode(plan_to_json(plan), hlo_text=HLO) == plan
     assert decode(plan_to_json(plan, indent=2)).hlo_text is None
+
+
+def test_what_became_of_attention_is_kept_and_checked() -> None:
+    note = AttentionNote(
+        place="model.py:31", count=2, kind="forward", words="causal, 4 heads", saved_bytes=64, saved_s=0.5
+    )
+    left_alone = replace(note, saved_bytes=0, saved_s=0.0, replaced=False, reason="a soft-cap")
+    again = replace(note, count=3, saved_bytes=96)
+    notes = gather_notes((note, left_alone, again))
+    assert notes == (replace(note, count=5, saved_bytes=160, saved_s=1.0), left_alone)
+    plan = small_plan(attention=notes)
+    data = json.loads(plan_to_json(plan))
+    jsonschema.validate(data, SCHEMA)
+    assert decode(json.dumps(data)) == plan
+    assert "attention" not in json.loads(plan_to_json(small_plan()))
+    data["attention"][1]["kind"] = "sideways"
+    with pytest.raises(PlanError, match="one of forward, backward, again") as refusal:
+        decode(json.dumps(data))
+    assert refusal.value.where == "plan.attention[1].kind"
 
 
 def test_options_of_the_compiler_are_kept_and_checked() -> None:
@@ -379,5 +399,5 @@ def test_the_wrong_program_is_refused() -> None:
 
 
 def test_later_minor_versions_may_say_more() -> None:
-    data = encode(small_plan()) | {"format": "1.9", "surprise": 1}
+    data = encode(small_plan()) | {"format": "1.99", "surprise": 1}
     assert decode(json.dumps(data)) == small_plan()

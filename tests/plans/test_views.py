@@ -20,7 +20,7 @@ from shardwright.plans.plan import Plan
 from shardwright.plans.plan_json import decode
 from shardwright.plans.plan_text import plan_to_json
 from shardwright.plans.shardings import Mesh, TensorSharding
-from shardwright.protocol import wire
+from shardwright.protocol import plan_messages, wire
 from tests.plans.test_plans import HLO, small_plan
 
 SCHEMA = json.loads((Path(__file__).resolve().parents[2] / "docs" / "plan-schema.json").read_text(encoding="utf-8"))
@@ -76,7 +76,7 @@ def test_layouts_and_pins_come_back_over_the_wire() -> None:
         output_axes={1: LAYOUT.sharding.dims},
         output_views={1: LAYOUT.shape},
     )
-    assert wire.plan_options(wire.plan_request(options, session_id="s", program_id="p")) == options
+    assert plan_messages.plan_options(plan_messages.plan_request(options, session_id="s", program_id="p")) == options
 
 
 def test_plan_of_a_rewritten_program_carries_its_text() -> None:

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 from rich.console import Console
 
+from shardwright.plans.attention_note import AttentionNote
 from shardwright.plans.plan import (
     Candidate,
     CostSummary,
@@ -279,6 +280,30 @@ def test_sentences_break_between_words_only() -> None:
         assert max(map(len, lines)) <= max(width, 1 + max(map(len, pieces)))
         assert "".join(lines).replace(" ", "") == text.replace(" ", "")
         assert all(any(piece in line for line in lines) for piece in pieces)
+
+
+def test_the_head_of_a_report_says_what_became_of_attention() -> None:
+    words = "causal, 16 heads on 8 of 64, 1024 × 1024, bf16"
+    here = {"place": "model.py:31", "words": words}
+    notes = (
+        AttentionNote(**here, count=12, kind="forward", saved_bytes=3 << 30, saved_s=0.002),
+        AttentionNote(**here, count=12, kind="backward", saved_bytes=3 << 30),
+        AttentionNote(**here, count=4, kind="again", saved_bytes=1 << 30),
+        AttentionNote(place="", words=words, count=1, kind="forward", replaced=False),
+        AttentionNote(**here, count=2, kind="forward", replaced=False, reason='float32: fused_attention="on" takes it'),
+    )
+    lines = [line.strip() for line in explain_plan(plan(attention=notes), width=200).splitlines()]
+    counts, saved = "12 forward, 12 backward, 4 forward again", "7.00 GiB of scores and 2.00 ms a step less"
+    fused = f"{counts} fused at model.py:31: {words}; {saved}"
+    first = lines.index(f"attention    {fused}")
+    assert lines[first + 1 : first + 3] == [
+        f"1 forward called by the program: {words}",
+        f'2 forward left as written at model.py:31: {words}; float32: fused_attention="on" takes it',
+    ]
+    assert as_dict(plan(attention=notes))["attention"][2]["count"] == 4
+    many = plan(attention=[replace(notes[0], place=f"model.py:{line}") for line in range(9)])
+    assert "and 3 other kinds or places" in explain_plan(many)
+    assert "attention" not in explain_plan(plan())
 
 
 def test_a_plan_without_collectives() -> None:

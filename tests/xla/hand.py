@@ -71,6 +71,7 @@ def plan(
     outputs: Mapping[int, Dims | TensorSharding] | None = None,
     entries: Sequence[InstructionPlan] = (),
     aliases: Mapping[int, int] | None = None,
+    manual_axes: Mapping[str, tuple[str, ...]] | None = None,
 ) -> Plan:
     """A plan for `hlo`; variables that are not named lie whole on every device. aliases: output → parameter."""
     shape = Mesh.of(mesh)
@@ -95,6 +96,7 @@ def plan(
         collectives=(),
         cost=CostSummary(compute_s=0.0, communication_s=0.0, lower_bound_s=0.0, bound_scope="none"),
         memory=MemorySummary(arguments_bytes=0, outputs_bytes=0, temporaries_bytes=0),
+        manual_axes=manual_axes or {},
         hlo_text=hlo,
     )
 
@@ -118,13 +120,18 @@ def names_of(hlo: str, opcode: str) -> list[str]:
 
 def run_planned(planned: Plan, *arguments: Any) -> tuple[list[np.ndarray], tuple[ObservedCollective, ...]]:
     """Compile a plan here, run it on logical arguments: (logical outputs, observed collectives)."""
-    import jax
-
     from shardwright.xla.compiling import compile_planned
 
     program = compile_planned(planned.require_hlo(), planned, want_executable=False)
+    return run_emitted(program.stablehlo, planned, *arguments), program.collectives
+
+
+def run_emitted(stablehlo: str, planned: Plan, *arguments: Any) -> list[np.ndarray]:
+    """Logical outputs of a plan's emitted program, of logical arguments."""
+    import jax
+
     loaded = load_program(
-        program.stablehlo.encode(),
+        stablehlo.encode(),
         is_serialized=False,
         mesh=planned.mesh,
         arguments=[BoundaryArray.of(v) for v in planned.parameters],
@@ -138,8 +145,7 @@ def run_planned(planned: Plan, *arguments: Any) -> tuple[list[np.ndarray], tuple
     outputs = [np.asarray(array) for array in loaded.run(placed)]
     for array, v in zip(outputs, planned.outputs, strict=True):
         assert array.shape == v.stored_shape
-    logical = [array[tuple(map(slice, v.shape))] for array, v in zip(outputs, planned.outputs, strict=True)]
-    return logical, program.collectives
+    return [array[tuple(map(slice, v.shape))] for array, v in zip(outputs, planned.outputs, strict=True)]
 
 
 def store_layout(array: Any, shape: tuple[int, ...]) -> np.ndarray:

@@ -13,6 +13,8 @@ from jax import export
 import shardwright as sw
 from shardwright.xla.formats import read_program
 
+pytestmark = pytest.mark.dear
+
 
 def step(params: Any, x: Any, key: Any) -> Any:
     def loss_of(params: Any) -> Any:

@@ -8,7 +8,8 @@ Reading accepts any minor version of the format's major number. Unknown keys are
 version. Version 1.1 added `segments`, the `name` of candidates, and `rewritten` and `view_of` in plans of rewritten
 programs; 1.3 `recomputed` and `micro_batches`; 1.4 `hidden_s` and `is_bounded` of the cost; 1.5 the `groups` of
 collectives along parts of axes; 1.6 the collectives' `combined`, and optional `compile_options`; 1.7
-optional `strategies`; 1.8 the collectives' `sent_as`, and what a plan's program is known by.
+optional `strategies`; 1.8 the collectives' `sent_as`, and what a plan's program is known by; 1.9 optional `attention`;
+1.10 optional `manual_axes` and `regions`.
 
 A plan of a rewritten program carries that program's text: only the planner has it.
 """

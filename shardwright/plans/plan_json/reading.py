@@ -13,10 +13,13 @@ from typing import Any, TypeVar
 from shardwright.errors import PlanError
 from shardwright.hlo.shapes import ELEMENT_BITS
 from shardwright.json_reader import JsonProblem, ObjectReader, format_value, load_json
+from shardwright.plans.attention_note import ATTENTION_KINDS, AttentionNote
+from shardwright.plans.kernel_note import KERNEL_PRICES, KernelNote
 from shardwright.plans.plan import (
     COLLECTIVE_KINDS,
     PLAN_FORMAT,
     SENT_AS,
+    TEXT_LIMIT_BYTES,
     Candidate,
     CostSummary,
     InstructionPlan,
@@ -28,13 +31,11 @@ from shardwright.plans.plan import (
     SegmentPlan,
     VariablePlan,
 )
+from shardwright.plans.region_note import RegionNote
 from shardwright.plans.shardings import Mesh, MeshAxis, TensorSharding, ValueSharding
 from shardwright.plans.variable_strategy import VariableStrategy
 
 T = TypeVar("T")
-
-#: What a program's text in a plan may take, unpacked.
-TEXT_LIMIT_BYTES = 1 << 28
 
 
 def decode(text: str, hlo_text: str | None = None) -> Plan:
@@ -164,6 +165,7 @@ def _read_plan(reader: ObjectReader, digest: str, original: str, hlo_text: str |
             arguments_bytes=memory.integer("arguments_bytes"),
             outputs_bytes=memory.integer("outputs_bytes"),
             temporaries_bytes=memory.integer("temporaries_bytes"),
+            constants_bytes=memory.integer("constants_bytes") if memory.has("constants_bytes") else 0,
         ),
         candidates=reader.objects("candidates", _read_candidate),
         segments=reader.objects("segments", lambda row: _read_segment(row, shardings)),
@@ -171,6 +173,10 @@ def _read_plan(reader: ObjectReader, digest: str, original: str, hlo_text: str |
         micro_batches=reader.integer("micro_batches", least=1),
         compile_options=_read_options(reader),
         strategies=read_strategies(reader),
+        attention=read_attention(reader),
+        manual_axes=_read_manual_axes(reader),
+        regions=reader.objects("regions", _read_region_note) if reader.has("regions") else (),
+        kernels=reader.objects("kernels", _read_kernel_note) if reader.has("kernels") else (),
         notes=reader.texts("notes"),
         original_sha256=original,
         hlo_text=hlo_text,
@@ -211,6 +217,60 @@ def _read_strategy(row: ObjectReader) -> VariableStrategy:
     )
     row.finish()
     return strategy
+
+
+def _read_manual_axes(reader: ObjectReader) -> dict[str, tuple[str, ...]]:
+    if not reader.has("manual_axes"):
+        return {}
+    rows = reader.object("manual_axes")
+    return {name: rows.texts(name) for name in rows.names()}
+
+
+def _read_region_note(row: ObjectReader) -> RegionNote:
+    return RegionNote(
+        place=row.text("place"),
+        count=row.integer("count", least=1),
+        axes=row.text("axes"),
+        collectives=row.integer("collectives"),
+        wire_bytes=row.integer("wire_bytes"),
+        time_s=row.number("time_s"),
+    )
+
+
+def read_attention(reader: ObjectReader) -> tuple[AttentionNote, ...]:
+    """The notes of a plan's attention. Raises PlanError naming the wrong field."""
+    return reader.objects("attention", _read_attention_note) if reader.has("attention") else ()
+
+
+def _read_attention_note(row: ObjectReader) -> AttentionNote:
+    kind = row.text("kind")
+    if kind not in ATTENTION_KINDS:
+        raise row.wrong("kind", f"one of {', '.join(ATTENTION_KINDS)}", kind)
+    return AttentionNote(
+        place=row.text("place"),
+        count=row.integer("count", least=1),
+        kind=kind,
+        words=row.text("words"),
+        saved_bytes=row.integer("saved_bytes"),
+        saved_s=row.number("saved_s"),
+        replaced=row.boolean("replaced"),
+        reason=row.text("reason"),
+    )
+
+
+def _read_kernel_note(row: ObjectReader) -> KernelNote:
+    price = row.text("price")
+    if price not in KERNEL_PRICES:
+        raise row.wrong("price", f"one of {', '.join(map(repr, KERNEL_PRICES))}", price)
+    return KernelNote(
+        place=row.text("place"),
+        name=row.text("name"),
+        count=row.integer("count", least=1),
+        whole=row.boolean("whole"),
+        price=price,
+        step_share=row.number("step_share"),
+        memory_share=row.number("memory_share"),
+    )
 
 
 def version_of(text: str) -> tuple[int, int]:

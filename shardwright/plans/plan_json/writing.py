@@ -74,6 +74,7 @@ def encode(plan: Plan, *, with_text: bool = False) -> dict[str, Any]:
             "arguments_bytes": plan.memory.arguments_bytes,
             "outputs_bytes": plan.memory.outputs_bytes,
             "temporaries_bytes": plan.memory.temporaries_bytes,
+            **({"constants_bytes": plan.memory.constants_bytes} if plan.memory.constants_bytes else {}),
         },
         "candidates": [
             {
@@ -89,6 +90,10 @@ def encode(plan: Plan, *, with_text: bool = False) -> dict[str, Any]:
         "micro_batches": plan.micro_batches,
         **({"compile_options": dict(plan.compile_options)} if plan.compile_options else {}),
         **({"strategies": _encode_strategies(plan)} if plan.strategies else {}),
+        **({"attention": [asdict(note) for note in plan.attention]} if plan.attention else {}),
+        **({"manual_axes": {name: list(axes) for name, axes in plan.manual_axes.items()}} if plan.manual_axes else {}),
+        **({"regions": [asdict(note) for note in plan.regions]} if plan.regions else {}),
+        **({"kernels": [asdict(note) for note in plan.kernels]} if plan.kernels else {}),
         "notes": list(plan.notes),
         "parameters": parameters,
         "outputs": outputs,

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator
-from functools import cache
+from collections.abc import Callable, Iterator
+from functools import cache, partial
 from math import prod
 from typing import Any
 
@@ -234,6 +234,49 @@ def test_a_table_larger_than_the_batch_is_none() -> None:
     arguments = np.ones((16, 16), np.float32), table, np.zeros(BATCH, np.int32), np.ones((BATCH, 16), np.float32)
     planned = plan(lower((step, arguments, (0,))), EIGHT, PlanOptions(force="data"))
     assert batches(planned) == {"table": ((), ()), "rows": (("data",),), "wanted": (("data",), ())}
+
+
+def _network(p: Any, x: Any) -> Any:
+    return jnp.tanh(x @ p["first"]) @ p["second"] + p["bias"]
+
+
+def _sample(p: Any, x: Any, key: Any) -> Any:
+    def denoise(_: Any, carried: Any) -> Any:
+        x, key = carried
+        key, own = jax.random.split(key)
+        return x - 0.1 * _network(p, x) + 0.1 * jax.random.normal(own, x.shape), key
+
+    return jax.lax.fori_loop(0, 4, denoise, (x, key))
+
+
+def _decode(p: Any, cache: Any, token: Any) -> Any:
+    keys = jax.lax.dynamic_update_slice_in_dim(cache, p["table"][token][:, None], 3, 1)
+    weights = jax.nn.softmax(jnp.einsum("bd,btd->bt", keys[:, 3], keys))
+    return keys, (_network(p, jnp.einsum("bt,btd->bd", weights, keys)) @ p["table"].T).argmax(-1).astype(jnp.int32)
+
+
+@pytest.mark.parametrize(
+    ("step", "x", "others", "donated"),
+    [
+        (_network, (BATCH, 16), (), ()),
+        (_network, (BATCH, 16), (), (1,)),
+        (lambda p, x: jax.jacfwd(partial(_network, p))(x), (BATCH, 16), (), ()),
+        (lambda p, x: jax.grad(lambda x: (_network(p, x) ** 2).sum())(x), (BATCH, 16), (), ()),
+        (_sample, (BATCH, 16), (np.zeros(2, np.uint32),), ()),
+        (_decode, (BATCH, 8, 16), (np.zeros(BATCH, np.int32),), (1,)),
+    ],
+    ids=["inference", "donated", "jacfwd", "gradient", "sampler", "decoding"],
+)
+def test_results_of_the_types_of_the_batch_make_it_no_state(
+    step: Callable[..., Any], x: tuple[int, ...], others: tuple[Any, ...], donated: tuple[int, ...]
+) -> None:
+    p = {"first": (16, 64), "second": (64, 16), "bias": (16,), "table": (128, 16)}
+    arguments = {name: np.ones(shape, np.float32) for name, shape in p.items()}, np.ones(x, np.float32), *others
+    planned = plan(lower((step, arguments, donated)), EIGHT, PlanOptions(force="data"))
+    split = {variable.name: variable.sharding.dims for variable in planned.parameters if variable.sharding.axes}
+    shapes = {variable.name: variable.shape for variable in planned.parameters}
+    assert split == {name: (("data",), *((),) * (len(shape) - 1)) for name, shape in shapes.items() if BATCH in shape}
+    assert not planned.collectives
 
 
 def test_a_batch_that_cannot_be_cut_is_found_by_the_work_along_it() -> None:

@@ -234,7 +234,8 @@ def test_annotations_beside_constraints() -> None:
 
     with keep_annotations():
         text = lower_text(step, ARGUMENTS[0], ARGUMENTS[2])
-    assert sorted(plan_on(text, 8).mesh.sizes.items()) == [("dp", 2), ("rows", 2), ("tp", 2)]
+    searched = plan_on(text, 8).candidates[0].mesh  # one whose axes stand for fewer of them may be faster
+    assert sorted(searched.sizes.items()) == [("dp", 2), ("rows", 2), ("tp", 2)]
 
 
 # ---- what is refused --------------------------------------------------------------------

@@ -14,7 +14,7 @@ from jax.sharding import AxisType, NamedSharding, PartitionSpec
 
 from shardwright.client.annotate import annotate, keep_annotations
 from shardwright.clusters.cluster import Cluster
-from shardwright.errors import AnnotationError, UnsupportedProgramError
+from shardwright.errors import AnnotationError
 from shardwright.hlo import parse
 from shardwright.options.plan_options import PlanOptions
 from shardwright.planner import plan
@@ -219,12 +219,6 @@ def test_explicit_mode_is_held() -> None:
     with jax.set_mesh(mesh):
         text = lower_text(lambda w: jax.sharding.reshard(w * 2, PartitionSpec("a", "b")).sum(), shape(16, 32))
     assert (("a",), ("b",)) in constraints(on_own_mesh(text))
-
-
-def test_shard_map_is_refused_by_name() -> None:
-    doubled = jax.shard_map(lambda x: x * 2, mesh=DEVICES, in_specs=PartitionSpec("dp"), out_specs=PartitionSpec("dp"))
-    with pytest.raises(UnsupportedProgramError, match="shard_map"):
-        plan(lower_text(doubled, shape(16, 16)), EIGHT)
 
 
 # ---- meshes --------------------------------------------------------------------------

@@ -116,6 +116,25 @@ def test_what_cannot_hold_is_refused_with_tensor_shape_line_and_reason(attribute
     assert caught.value.where == "layer/dot f32[16,8], model.py:7 (step)"
 
 
+def test_the_only_device_of_a_program_that_places_values_in_memories_is_no_wish() -> None:
+    """As `jax.export` writes it: `x` on the host, the device's name on arguments, results, calls and scalars."""
+    one, call = "sharding={maximal device=0}", 'custom_call_target="annotate_device_placement"'
+    text = f"""HloModule placed, entry_computation_layout={{(f32[16,16],f32[],f32[16,8])->(f32[16,8],f32[])}}
+
+ENTRY main {{
+  x = f32[16,16] parameter(0), {one}
+  scale = f32[] parameter(1), {one}
+  w = f32[16,8] parameter(2)
+  near = f32[16,16] custom-call(x), {call}, frontend_attributes={{_xla_buffer_placement="device"}}, {one}
+  y = f32[16,8] dot(near, w), lhs_contracting_dims={{1}}, rhs_contracting_dims={{0}}, {one}
+  ROOT z = (f32[16,8], f32[]) tuple(y, scale), sharding={{{{maximal device=0}}, {{maximal device=0}}}}
+}}
+"""
+    assert plan(text, EIGHT).parameters
+    with pytest.raises(AnnotationError, match="puts the whole array on one device"):
+        plan(text.replace("annotate_device_placement", "other_call"), EIGHT)
+
+
 # ---- loops, tuples, branches, calls --------------------------------------------------
 
 LOOP = f"""HloModule looped

@@ -153,14 +153,19 @@ def test_the_command_names_the_file_and_plans_nothing(tmp_path: Path, capsys: py
     assert f"error: {path}: line 5: the text is the program of one device" in printed.err
 
 
-def test_a_manual_region_stays_the_refusal_that_names_it() -> None:
+def test_collectives_of_a_manual_region_are_no_evidence_and_others_beside_it_are() -> None:
     mesh = Mesh(np.array(jax.devices()[:8]), ("d",))
     total = jax.shard_map(
         lambda x: jax.lax.psum(x, "d"), mesh=mesh, in_specs=PartitionSpec("d"), out_specs=PartitionSpec()
     )
     x = jax.ShapeDtypeStruct((8, 4), jnp.float32, sharding=NamedSharding(mesh, PartitionSpec("d")))
-    with pytest.raises(UnsupportedProgramError, match="shard_map"):
-        sw.plan(jax.jit(total).lower(x).as_text("hlo"), 8, cache=False)
+    text = jax.jit(lambda x: total(x) * 2).lower(x).as_text("hlo")
+    refuse_per_device_program(parse(text))
+    lines = text.splitlines()
+    ends = max(number for number, line in enumerate(lines) if line.lstrip().startswith("ROOT"))
+    lines.insert(ends, "  own = u32[] partition-id()")
+    with pytest.raises(UnsupportedProgramError, match="the number of the device"):
+        refuse_per_device_program(parse("\n".join(lines)))
 
 
 _DUMPED = """

@@ -6,8 +6,8 @@ import pytest
 
 from shardwright.errors import UnsupportedProgramError
 from shardwright.hlo import Instruction, parse
+from shardwright.kernels import parse_rule
 from shardwright.planner.rules.base import rule_of
-from shardwright.planner.rules.declared_rules import parse_rule
 from shardwright.xla import emit_stablehlo
 from tests.xla.hand import plan
 
@@ -54,6 +54,17 @@ def test_the_dimensions_that_may_be_split(rule: str, expected: dict[int, int]) -
     assert {each.operands[0]: each.size for each in result.factors} == expected
     assert all(not each.may_pad for each in result.factors)
     assert bool(result.reason) == (expected != {0: 8, 1: 4, 2: 6})
+
+
+def test_results_without_elements_or_dimensions_block_no_factor() -> None:
+    rule = "#sdy.op_sharding_rule<([i, j, k])->([i, j, k], [l]) {i=8, j=4, k=6, l=0}>"
+    split = rule_of(call(rule, result="(f32[8,4,6], u8[0])"))
+    assert [(each.operands, each.results) for each in split.factors] == [((n,), (n, None)) for n in range(3)]
+    number = "#sdy.op_sharding_rule<([i, j, k])->([i, j, k], []) {i=8, j=4, k=6} need_replication={k}>"
+    split = rule_of(call(number, result="(f32[8,4,6], f32[])"))
+    assert [(each.operands, each.results) for each in split.factors] == [((n,), (n, None)) for n in range(2)]
+    read = "#sdy.op_sharding_rule<([i, j, k])->([i, j, k], [l]) {i=8, j=4, k=6, l=1}>"
+    assert not rule_of(call(read, result="(f32[8,4,6], f32[1])")).factors, "an array that may be read is of all parts"
 
 
 @pytest.mark.parametrize("target", ["tpu_custom_call", "__gpu$xla.gpu.triton", "triton_kernel_call", "AwsNeuronFlash"])

@@ -24,7 +24,7 @@ from shardwright.planner.search.search import Search
 from shardwright.planner.search.solutions import SearchResult
 from shardwright.plans.plan import Plan
 from shardwright.plans.shardings import TensorSharding
-from tests.planner.programs import gpt2, lower
+from tests.planner.programs import gpt2, lower, mlp
 from workloads.models.registry import MODELS
 
 A100 = Cluster.from_json(cluster_json(8, "a100"))
@@ -159,9 +159,8 @@ class FindsNothing(Search):
         return False
 
 
-@pytest.mark.dear
 def test_where_the_search_finds_nothing_the_fastest_expert_that_fits_is_the_plan() -> None:
-    text, sizes = lower(gpt2()), {"data": 2, "model": 4}
+    text, sizes = lower(mlp()), {"data": 2, "model": 4}
     profile = hardware_profile("a100")
     forced = [plan(text, A100, PlanOptions(force=force, mesh=sizes)) for force in set(EXPERTS.values()) - {"expert"}]
     needed = {each.origin: bytes_with_margin(each.memory, profile) for each in forced}

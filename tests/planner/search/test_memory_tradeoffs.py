@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import copy
 import math
 from collections.abc import Callable, Iterator
 from dataclasses import replace
+from functools import cache
 from typing import Any
 
 import pytest
@@ -80,12 +82,47 @@ def test_the_program_of_the_plan_that_takes_little_is_searched_too() -> None:
     assert 0 <= result.cost.gap < 0.05
 
 
+class _RecordingFit(LagrangianSearch):
+    """Records in its search the mesh that it fits a plan on."""
+
+    search: _FitRecorder
+
+    def find_best(self) -> CandidatePlan:
+        self.search.asked.append(self.start_plan.mesh)
+        return LagrangianSearch.find_best(self)
+
+
+class _FitRecorder(Search):
+    """asked: the meshes on which plans were fitted."""
+
+    lagrangian_search = _RecordingFit
+
+    def __init__(self, *arguments: Any, **named: Any) -> None:
+        super().__init__(*arguments, **named)
+        self.asked: list[Mesh] = []
+
+
+@cache
+def _search_four_meshes() -> SearchResult:
+    step = programs.gpt2(layers=2, width=256, vocabulary=4096, length=256, batch=64)
+    search = _FitRecorder(programs.lower(step), replace(Cluster.local(8), hardware=PLAIN_A100), PlanOptions())
+    return search.search_meshes()
+
+
+def four_meshes() -> tuple[_FitRecorder, SearchResult]:
+    """A search of the caller's own, and its plans on meshes of one and two axes, memory aside."""
+    shared = _search_four_meshes()
+    search = copy.copy(shared.search)
+    outcome = SearchResult(search=search, solutions=[*shared.solutions], mesh_errors=dict(shared.mesh_errors))
+    assert isinstance(search, _FitRecorder)
+    search.asked = []
+    return search, outcome
+
+
 @pytest.mark.dear
 def test_a_plan_of_a_slow_mesh_that_fits_is_not_the_end() -> None:
     """The plan of the fastest mesh needs more than there is, one of a mesh that is slower by 10 % fits."""
-    step = programs.gpt2(layers=2, width=256, vocabulary=4096, length=256, batch=64)
-    search = Search(programs.lower(step), replace(Cluster.local(8), hardware=PLAIN_A100), PlanOptions())
-    outcome = search.search_meshes()
+    search, outcome = four_meshes()
     needed = {id(each): search.bytes_needed(outcome.evaluate(each)) for each in outcome.solutions}
     slow = min(outcome.solutions, key=lambda solution: needed[id(solution)])
     assert slow.step_s > outcome.fastest.step_s * (1 + NEAR_FASTEST)
@@ -205,9 +242,7 @@ def test_where_what_fits_is_nearly_the_fastest_nothing_else_is_searched(part: fl
 @pytest.mark.dear
 def test_what_is_computed_again_is_not_searched_on_a_mesh_that_is_slower_and_saves_nothing() -> None:
     """Four meshes of one and two axes: of those, one that is slower than another needs less than that."""
-    step = programs.gpt2(layers=2, width=256, vocabulary=4096, length=256, batch=64)
-    search = Search(programs.lower(step), replace(Cluster.local(8), hardware=PLAIN_A100), PlanOptions())
-    outcome = search.search_meshes()
+    search, outcome = four_meshes()
     plans = [outcome.evaluate(each) for each in outcome.solutions if each.coarse_solution is None]
     table = memory_tradeoffs._TradeoffTable(
         search, memory_tradeoffs._remat_levels(outcome), {(1, memory_tradeoffs.NO_REMAT): outcome}
@@ -222,31 +257,9 @@ def test_what_is_computed_again_is_not_searched_on_a_mesh_that_is_slower_and_sav
         assert any(less_s < step_s and less <= SIMILAR_MEMORY_RATIO * needed for less_s, less in results)
 
 
-class _RecordingFit(LagrangianSearch):
-    """Records in its search the mesh that it fits a plan on."""
-
-    search: _FitRecorder
-
-    def find_best(self) -> CandidatePlan:
-        self.search.asked.append(self.start_plan.mesh)
-        return LagrangianSearch.find_best(self)
-
-
-class _FitRecorder(Search):
-    """asked: the meshes on which plans were fitted."""
-
-    lagrangian_search = _RecordingFit
-
-    def __init__(self, *arguments: Any, **named: Any) -> None:
-        super().__init__(*arguments, **named)
-        self.asked: list[Mesh] = []
-
-
 @pytest.mark.dear
 def test_where_nothing_fits_by_far_other_meshes_are_tried_only_if_they_need_far_less() -> None:
-    step = programs.gpt2(layers=2, width=256, vocabulary=4096, length=256, batch=64)
-    search = _FitRecorder(programs.lower(step), replace(Cluster.local(8), hardware=PLAIN_A100), PlanOptions())
-    outcome = search.search_meshes()
+    search, outcome = four_meshes()
     plans = {each.mesh: outcome.evaluate(each) for each in outcome.solutions}
     first, least = outcome.fastest.mesh, min(plans, key=lambda mesh: search.bytes_needed(plans[mesh]))
     ratio = search.bytes_needed(plans[first]) / search.bytes_needed(plans[least])
