@@ -76,6 +76,7 @@ def add_planning_options(parser: argparse.ArgumentParser) -> None:
         "rewrites": {"choices": REWRITES},
         "remat": {"choices": REMATS},
         "fused_attention": {"choices": FUSED_ATTENTIONS},
+        "expert_capacity": {"metavar": "SHARE", "type": float},
         "constraints": {"choices": CONSTRAINTS},
     }
     for name, kind in kinds.items():

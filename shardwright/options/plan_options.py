@@ -93,6 +93,7 @@ class PlanOptions:
     rewrites: str = "auto"
     remat: str = "auto"
     fused_attention: str = "auto"
+    expert_capacity: float | None = None
     mode: str = "search"
     simple: bool = True
     constraints: str = "keep"

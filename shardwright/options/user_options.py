@@ -123,6 +123,12 @@ class UserOptions(TypedDict, total=False):
         'devices that have it, "on" also in float32, computed in bfloat16 there, and written out where there is no '
         'kernel, or "off"',
     ]
+    expert_capacity: Annotated[
+        float | None,
+        "most rows that one device sends to another one's experts, relative to an even share, where a mixture of "
+        "experts sends its rows: those over it are left out, counted, and told after the step; default: room for all "
+        "rows, none is left out",
+    ]
     simple: Annotated[
         bool | None,
         "whether a plan of fewer mesh axes, or fewer collectives, is taken before a faster one that gains less than "
@@ -257,6 +263,13 @@ def check_limits(options: PlanOptions) -> None:
     imbalance = options.imbalance
     if imbalance is not None and not (_is_number(imbalance) and 0 <= imbalance < math.inf):
         raise OptionError(f"an imbalance of {imbalance!r}", where="imbalance", remedy="give a part from 0, or None")
+    capacity = options.expert_capacity
+    if capacity is not None and not (_is_number(capacity) and 1 <= capacity < math.inf):
+        raise OptionError(
+            f"an experts' capacity of {capacity!r}",
+            where="expert_capacity",
+            remedy="give a multiple of an even share, from 1: 1.25; or None, which has room for all rows",
+        )
     if options.mode == "propagate" and isinstance(options.force, str):
         raise OptionError(
             f"mode='propagate' follows annotations, force={options.force!r} is a strategy of its own",
@@ -291,7 +304,7 @@ def check_limits(options: PlanOptions) -> None:
 #: Options beside `plan=`: what the plan may take, and names. They choose nothing in it.
 _BESIDE_PLAN = frozenset({
     "plan_json", "memory_budget", "memory_fraction", "deadline_s", "constraints", "local_arguments", "argument_names",
-    "output_names",
+    "output_names", "expert_capacity",
 })  # fmt: skip
 
 

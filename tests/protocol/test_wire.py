@@ -74,6 +74,7 @@ def test_plan_options_come_back(mesh: object, force: object, layouts: object, ar
         {"stages": 2, "schedule": "2f2b", "imbalance": 0.0},
         {"memory_fraction": 0.25, "effort": "best", "rewrites": "none", "remat": "full", "mode": "propagate"},
         {"constraints": "ignore", "fused_attention": "off", "simple": False},
+        {"expert_capacity": 1.25},
         {"bucket_bytes": 0},
         {"bucket_bytes": 25_000_000},
         {"local_arguments": (0, 3)},
@@ -113,6 +114,7 @@ def test_progress_comes_back() -> None:
         {"rest": "data", "forced_strategy": "data"},
         {"rest": "some"},
         {"bucket_bytes": -1},
+        {"expert_capacity": 0.5},
     ],
 )
 def test_wrong_options_are_refused(wrong: dict[str, object]) -> None:
