@@ -328,6 +328,12 @@ class Step:
         return self._require_program().plan
 
     @property
+    def rows_over(self) -> int:
+        """Rows of mixtures that were over `expert_capacity`, and left out, in all calls so far; waits for these."""
+        self._steps.debug_lines.wait()
+        return self._programs.rows_over.total
+
+    @property
     def report(self) -> str:
         """The plan's expectation beside XLA's result, in text: collectives, memory of a device, changes of the plan."""
         from shardwright.client.step_report import report_program

@@ -11,6 +11,7 @@ from shardwright.client.alternatives import describe_plan
 from shardwright.client.announcement import Announcement
 from shardwright.client.arrays import RemoteArray
 from shardwright.client.connection import Preparation
+from shardwright.client.expert_rows import RowsOver
 from shardwright.client.frontends.program import FrontEnd, Program
 from shardwright.client.limits import MANY_PROGRAMS
 from shardwright.client.pins import list_batch_leaves, may_stay
@@ -30,7 +31,8 @@ _log = logging.getLogger("shardwright")
 class StepPrograms:
     """Of one step.
 
-    plans: those that run. unexplored: the first program, while others are to be looked for beside it.
+    plans: those that run. unexplored: the first program, while others are to be looked for beside it. rows_over: of
+    mixtures, as the options allow.
     """
 
     def __init__(
@@ -45,6 +47,7 @@ class StepPrograms:
         self.plans = plans
         self.planner = planner
         self.unexplored: Planned | None = None
+        self.rows_over = RowsOver(plans.options.expert_capacity)
         self._steps = steps
         self._function = function
         self._announcement = announcement
@@ -68,7 +71,7 @@ class StepPrograms:
         if lowered is None:
             if announces:
                 self._announcement.begin("lower")
-            lowered = self._steps.cluster.lower(self._function, signature)
+            lowered = self.rows_over.count_in(self._steps.cluster.lower(self._function, signature))
             self._lowered[signature] = lowered
             if announces:  # what comes until the planner's first report is no lowering
                 self._announcement.begin("plan")
@@ -140,6 +143,7 @@ class StepPrograms:
             self._history.begin()
         planned = self.planner.plan(self.plans, lowered, leaves)
         program = planned.program
+        self.rows_over.note_plan(lowered, program.plan)
         donated = set(program.donated)
         self._read_handles[signature] = tuple(
             number
@@ -166,7 +170,9 @@ class StepPrograms:
         plans = PlanSet(options=options, builder=builder)
         planner = self.planner.for_options(options)
         others = StepPrograms(self._steps, self._function, planner, plans, self._announcement, self._history)
-        others._lowered = self._lowered
+        others.rows_over = self.rows_over.under(options.expert_capacity)
+        if options.expert_capacity == self.rows_over.capacity:
+            others._lowered, others.rows_over = self._lowered, self.rows_over
         for signature in self.plans.list_signatures():
             others.add(signature, self.lower(signature), self._stand_ins(signature))
         return others
@@ -187,6 +193,10 @@ class StepPrograms:
         """Runs other plans from now on. Arrays that still lie as under those before are moved when they are used."""
         self._left_places |= self.plans.list_places()
         self.plans = plans
+        capacity = plans.options.expert_capacity
+        if capacity != self.rows_over.capacity:
+            self.rows_over = self.rows_over.under(capacity)
+            self._lowered = {signature: plans.of(signature)[-1].lowered for signature in plans.list_signatures()}
         if plans.main is not None and plans.main.donated:
             self._steps.layout_changes += 1
         self._layout_changes = self._steps.layout_changes

@@ -32,3 +32,6 @@ CALLBACK_TARGET = "CustomSPMDPartitioning"
 
 #: The header's frontend attribute that says why a step was traced with shardings in its types.
 TYPES_NEED = "shardwright.types_need"
+
+#: custom-call target of a program that asks how many rows of its mixtures were over their experts' capacity: `s32[]`.
+ROWS_OVER = "shardwright.rows_over"

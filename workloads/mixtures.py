@@ -47,15 +47,6 @@ def sent_rows(config: Config) -> int:
     return config.batch * config.context * config.active
 
 
-def expert_flops(config: Config) -> float:
-    """Operations of all rows' work in a step, a multiplication and an addition each one.
-
-    Three products forward; with a checkpoint they are made again; two of each product's size backward.
-    """
-    products = 2 * sent_rows(config) * 3 * config.width * config.hidden
-    return config.sparse_layers * products * (3 if config.remat == "none" else 4)
-
-
 def row_bytes(config: Config) -> int:
     """Bytes of the rows that a step sends and returns: out and back; forward, again where made again, backward."""
     passes = 2 if config.remat == "none" else 3

@@ -169,10 +169,11 @@ def attention(p: Params, x: jax.Array, config: Config) -> jax.Array:
     latent = norm(p["latent_norm"], latent)
     keys = jnp.einsum("btc,cnd->btnd", latent, p["key_up"].astype(x.dtype))
     values = jnp.einsum("btc,cnd->btnd", latent, p["value_up"].astype(x.dtype))
-    turned_key = rotate(key[:, :, None], config.rope_base)[:, :, 0]
-    scores = jnp.einsum("btnd,bsnd->bnts", queries, keys)
-    scores += jnp.einsum("btnd,bsd->bnts", rotate(turned, config.rope_base), turned_key)
-    scores = scores.astype(jnp.float32) / (config.head + config.rotary) ** 0.5
+    key = jnp.broadcast_to(rotate(key[:, :, None], config.rope_base), turned.shape)
+    queries = jnp.concatenate([queries, rotate(turned, config.rope_base)], axis=-1)
+    keys = jnp.concatenate([keys, key], axis=-1)
+    scores = jnp.einsum("btnd,bsnd->bnts", queries, keys).astype(jnp.float32)
+    scores /= (config.head + config.rotary) ** 0.5
     causal = jnp.tril(jnp.ones((time, time), bool))
     weights = jax.nn.softmax(jnp.where(causal, scores, -1e9), axis=-1).astype(x.dtype)
     mixed = jnp.einsum("bnts,bsnd->btnd", weights, values)

@@ -226,6 +226,8 @@ class _Reader:
             raise LeftAloneError("its softmax runs over rows")
         groups = (*(a for a in flat(q.labels) if a in self._cone.sizes and a not in shared and a != rows), *k.repeated)
         batch, heads = _batch_and_heads(q, rows, shared - set(k.repeated))
+        if {*heads, *groups}.intersection(k.axes) != {*heads, *groups}.intersection(v.axes):
+            raise LeftAloneError("its keys have other heads than its values")
         scale = probed.slope * q.factor * k.factor
         for dot, place in backward:
             results += self._value_gradient(dot, place, dout, k.repeated)

@@ -23,6 +23,7 @@ from shardwright.planner.plans.attention_savings import price_savings
 from shardwright.planner.plans.causes import Causes
 from shardwright.planner.plans.collectives import list_collectives
 from shardwright.planner.plans.kernel_notes import note_kernels
+from shardwright.planner.plans.mixture_notes import note_mixtures
 from shardwright.planner.plans.regions import manual_axes_on, region_notes
 from shardwright.planner.plans.verify import check_plan
 from shardwright.planner.rewrites import drop_idle_views
@@ -225,6 +226,7 @@ def assemble_plan(search: MeshSearch, winner: CandidatePlan, candidates: tuple[C
         manual_axes=manual_axes_on(winner.mesh, program.rules.inside),
         regions=region_notes(program.module, program.rules.inside, collectives),
         kernels=note_kernels(decisions, search.profile, step_s=winner.cost.step_s, peak_bytes=winner.memory.peak_bytes),
+        mixtures=note_mixtures(program.mixture_parts, decisions, collectives, program.micro_batches),
         notes=(
             *winner.notes,
             *scaling_notes(program.pins, winner.mesh),

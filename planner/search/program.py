@@ -42,6 +42,8 @@ from shardwright.planner.graph.stack_rows import find_stack_rows
 from shardwright.planner.memory.constraint import MemoryModel
 from shardwright.planner.memory.recompute import Recomputation, apply_recomputation
 from shardwright.planner.microbatch import accumulate_step, split_step
+from shardwright.planner.mixtures.parts import find_parts
+from shardwright.planner.mixtures.rows_over import with_no_rows_over
 from shardwright.planner.rewrites.batch_norm import expand_batch_norms
 from shardwright.planner.rewrites.batched_lookups import batch_lookups
 from shardwright.planner.rewrites.constant_folding import fold_constants
@@ -81,6 +83,7 @@ class Program:
     pins: requirements by node.
     twins: rematerialized node → original node.
     attention: what became of its attention.
+    mixture_parts: parts of its mixtures of experts.
     own_shardings: the program's own shardings of arguments and outputs, when given.
     state: nodes of arguments kept between steps.
     fed_arguments: nodes of all other arguments, but for those that workers read themselves.
@@ -113,8 +116,10 @@ class Program:
         # Common start of all variants: shardings as calls, functions inlined, attention as calls.
         self._base_module = inline_calls(insert_sharding_calls(alias_donors(module), outputs))
         refuse_manual(self._base_module, inlined=True)
+        self.mixture_parts = find_parts(self._base_module)
         if options.rewrites != "none" and not (profile is not None and platform_of_profile(profile.name) == "tpu"):
             self._base_module = tile_ragged_products(self._base_module, profile)
+        self._base_module = with_no_rows_over(self._base_module)
         self._own_attention = note_calls(self._base_module)
         limits = kernel_limits(options.fused_attention, kernel if profile is None else profile.attention)
         if limits is not None and options.rewrites != "none":

@@ -18,6 +18,7 @@ from typing import Any
 from shardwright.errors import PlanError
 from shardwright.plans.attention_note import AttentionNote
 from shardwright.plans.kernel_note import KernelNote
+from shardwright.plans.mixture_note import MixtureNote
 from shardwright.plans.region_note import RegionNote
 from shardwright.plans.shardings import Mesh, TensorSharding, ValueSharding
 from shardwright.plans.variable_strategy import VariableStrategy
@@ -319,7 +320,7 @@ class Plan:
     `compiler_options`. `strategies`: by variable name, of a plan that a strategy builder asked for.
     `attention`: what became fused kernels, and what did not. `manual_axes`: axes of the program that its regions
     (`shard_map`) are manual over → axes of `mesh`, together of their size; `regions`: what is said of them.
-    `kernels`: custom calls that hold more than a few per cent of it.
+    `kernels`: custom calls that hold more than a few per cent of it. `mixtures`: parts of its mixtures of experts.
     """
 
     module_name: str
@@ -343,6 +344,7 @@ class Plan:
     manual_axes: Mapping[str, tuple[str, ...]] = field(default_factory=dict, hash=False)
     regions: tuple[RegionNote, ...] = ()
     kernels: tuple[KernelNote, ...] = ()
+    mixtures: tuple[MixtureNote, ...] = ()
     notes: tuple[str, ...] = ()
     planning_s: float = 0.0
     original_sha256: str = ""

@@ -10,6 +10,7 @@ from shardwright.plans.plan import TYPED, Plan, VariablePlan, count_combined
 from shardwright.report.attention import describe_attention
 from shardwright.report.groups import is_copy
 from shardwright.report.kernels import describe_kernels
+from shardwright.report.mixtures import describe_mixtures
 from shardwright.report.regions import describe_regions
 from shardwright.report.search import certificate
 from shardwright.units import format_bytes, format_seconds
@@ -47,6 +48,7 @@ def summary(plan: Plan) -> list[tuple[str, str]]:
         ("memory", f"{format_bytes(memory.peak_bytes)} peak a device"),
         *(("kernels" if not i else "", line) for i, line in enumerate(describe_kernels(known))),
         *(("attention" if not i else "", line) for i, line in enumerate(describe_attention(plan.attention))),
+        *(("mixtures" if not i else "", line) for i, line in enumerate(describe_mixtures(plan.mixtures))),
         *(("regions" if not i else "", line) for i, line in enumerate(describe_regions(plan.regions))),
         *(("types", note) for note in plan.notes if note.startswith(TYPED)),
         ("bound", certificate(cost, unknown)),

@@ -119,6 +119,7 @@ def as_dict(plan: Plan) -> dict[str, Any]:
         "micro_batches": plan.micro_batches,
         "attention": [asdict(note) for note in plan.attention],
         "regions": [asdict(note) for note in plan.regions],
+        "mixtures": [asdict(note) for note in plan.mixtures],
         "notes": list(plan.notes),
     }
 

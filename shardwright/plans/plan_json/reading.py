@@ -15,6 +15,7 @@ from shardwright.hlo.shapes import ELEMENT_BITS
 from shardwright.json_reader import JsonProblem, ObjectReader, format_value, load_json
 from shardwright.plans.attention_note import ATTENTION_KINDS, AttentionNote
 from shardwright.plans.kernel_note import KERNEL_PRICES, KernelNote
+from shardwright.plans.mixture_note import MIXTURE_PARTS, MixtureNote
 from shardwright.plans.plan import (
     COLLECTIVE_KINDS,
     PLAN_FORMAT,
@@ -177,6 +178,7 @@ def _read_plan(reader: ObjectReader, digest: str, original: str, hlo_text: str |
         manual_axes=_read_manual_axes(reader),
         regions=reader.objects("regions", _read_region_note) if reader.has("regions") else (),
         kernels=reader.objects("kernels", _read_kernel_note) if reader.has("kernels") else (),
+        mixtures=reader.objects("mixtures", _read_mixture_note) if reader.has("mixtures") else (),
         notes=reader.texts("notes"),
         original_sha256=original,
         hlo_text=hlo_text,
@@ -270,6 +272,20 @@ def _read_kernel_note(row: ObjectReader) -> KernelNote:
         price=price,
         step_share=row.number("step_share"),
         memory_share=row.number("memory_share"),
+    )
+
+
+def _read_mixture_note(row: ObjectReader) -> MixtureNote:
+    part = row.text("part")
+    if part not in MIXTURE_PARTS:
+        raise row.wrong("part", f"one of {', '.join(MIXTURE_PARTS)}", part)
+    return MixtureNote(
+        part=part,
+        mixtures=row.integer("mixtures"),
+        rows=row.integer("rows"),
+        time_s=row.number("time_s"),
+        wire_bytes=row.integer("wire_bytes"),
+        flops=row.number("flops"),
     )
 
 

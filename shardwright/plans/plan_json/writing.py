@@ -94,6 +94,7 @@ def encode(plan: Plan, *, with_text: bool = False) -> dict[str, Any]:
         **({"manual_axes": {name: list(axes) for name, axes in plan.manual_axes.items()}} if plan.manual_axes else {}),
         **({"regions": [asdict(note) for note in plan.regions]} if plan.regions else {}),
         **({"kernels": [asdict(note) for note in plan.kernels]} if plan.kernels else {}),
+        **({"mixtures": [asdict(note) for note in plan.mixtures]} if plan.mixtures else {}),
         "notes": list(plan.notes),
         "parameters": parameters,
         "outputs": outputs,
