@@ -309,6 +309,21 @@ def test_what_is_no_softmax_of_scores_is_told(softmax: Callable[..., Any], reaso
     assert [reason in note.reason for note in fused.left_alone] == [True]
 
 
+@pytest.mark.parametrize("is_shared_first", [False, True])
+def test_scores_of_two_products_with_unlike_heads_make_no_wrong_call(is_shared_first: bool) -> None:
+    """Latent attention: components of keys with positions are one head's, shared by all."""
+
+    def step(q: Any, k: Any, v: Any) -> Any:
+        own, shared = jnp.einsum("btnd,bsnd->bnts", q, k), jnp.einsum("btnd,bsd->bnts", q, k[:, :, 0])
+        scores = shared + own if is_shared_first else own + shared
+        return jnp.einsum("bnts,bsnd->btnd", jax.nn.softmax(_causal(scores)), v)
+
+    fused = _fuse(step, *_arguments({"only": CASES["plain"]}, "bfloat16")["only"])
+    assert all("other heads" in note.reason for note in fused.left_alone)
+    for each in fused.replaced:
+        assert each.call.heads == each.call.kv_heads == N
+
+
 def test_returned_probabilities_stay() -> None:
     def step(q: Any, k: Any, v: Any) -> Any:
         p = jax.nn.softmax(jnp.einsum("btnd,bsnd->bnts", q, k))
