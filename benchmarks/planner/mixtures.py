@@ -22,8 +22,8 @@ from typing import Any
 import shardwright as sw
 from benchmarks.planner.counter import count
 from benchmarks.planner.fused_attention import h100
+from benchmarks.planner.rows_work import count_product_flops, largest_array
 from examples.moe.deepseek import FORMS, Config
-from oracles.products import count_product_flops, largest_array
 from shardwright.hlo import format_shape
 from shardwright.units import format_bytes, format_seconds
 from shardwright.xla import CompileService
