@@ -116,7 +116,9 @@ class Prices:
         return self._product(partial & ~scattered)
 
     def bytes_per_device(self, shape: ArrayShape, ids: IntArray) -> FloatArray:
-        """Bytes of one device's shard of an array, per sharding of it."""
+        """Bytes of one device's shard of an array in its own memory, per sharding of it."""
+        if shape.is_on_host:
+            return np.zeros(len(ids))
         key = shape.element_type, shape.dimensions
         stored_bytes = self._stored.get(key)
         if stored_bytes is None or len(stored_bytes) < len(self.shardings):

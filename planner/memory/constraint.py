@@ -462,4 +462,4 @@ def _loop_gather_bytes(decisions: Decisions, reading: LoopUse) -> int:
 
 
 def _shard_bytes(shape: ArrayShape, sharding: TensorSharding, mesh: Mesh) -> int:
-    return shard_bytes(shape.element_type, shape.dimensions, sharding, mesh)
+    return 0 if shape.is_on_host else shard_bytes(shape.element_type, shape.dimensions, sharding, mesh)

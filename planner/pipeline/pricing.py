@@ -20,7 +20,7 @@ from shardwright.planner.graph.dataflow import Dataflow, Leaf, Node, build_dataf
 from shardwright.planner.pipeline.program_writer import ProgramDraft
 from shardwright.planner.plans.assemble import Decisions
 from shardwright.planner.plans.causes import Causes
-from shardwright.planner.plans.collectives import list_collectives, total_compute_s
+from shardwright.planner.plans.collectives import list_collectives, total_own_times_s
 from shardwright.planner.plans.verify import check_plan
 from shardwright.planner.rules import rule_of
 from shardwright.planner.segments.cost_graph import CostGraph
@@ -61,7 +61,7 @@ class Pricing:
         with gc_paused():
             decisions = self._decisions(build_dataflow(program.module), program)
             causes = Causes(decisions.graph.flow, program.reads, program.writes)
-            collectives = list_collectives(decisions, causes)
+            collectives, own = list_collectives(decisions, causes), total_own_times_s(decisions)
             plan = Plan(
                 module_name=program.module.name,
                 hlo_sha256=sha256(text.encode()).hexdigest(),
@@ -73,7 +73,8 @@ class Pricing:
                 outputs=program.outputs,
                 collectives=collectives,
                 cost=CostSummary(
-                    compute_s=total_compute_s(decisions),
+                    compute_s=own.compute_s,
+                    transfers_s=own.transfers_s,
                     communication_s=sum(collective.time_s for collective in collectives),
                     lower_bound_s=0.0,
                     bound_scope=_SCOPE,

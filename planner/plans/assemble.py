@@ -342,4 +342,6 @@ def _variable(decisions: Decisions, number: int, node: int, name: str, alias: in
     shape = decisions.graph.flow.nodes[node].shapes[0]
     sharding = decisions.result((node, 0))
     mesh = decisions.graph.prices.mesh
-    return VariablePlan.from_sharding(number, name, shape.element_type, shape.dimensions, sharding, mesh, alias=alias)
+    return VariablePlan.from_sharding(
+        number, name, shape.element_type, shape.dimensions, sharding, mesh, alias=alias, is_on_host=shape.is_on_host
+    )

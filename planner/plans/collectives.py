@@ -12,6 +12,7 @@ from shardwright.cost import Move, reshard, wire_bytes
 from shardwright.cost.compute import Traffic
 from shardwright.cost.moves.device_groups import groups_along
 from shardwright.cost.moves.relayout import LOOP, MoveEnds
+from shardwright.placements import read_placement
 from shardwright.planner.graph.dataflow import Leaf, Node, Use, computations_of
 from shardwright.planner.plans.assemble import Decisions
 from shardwright.planner.plans.causes import Causes
@@ -298,9 +299,23 @@ def _ledger(decisions: Decisions, causes: Causes | None) -> _CollectiveLedger:
     return ledger
 
 
-def total_compute_s(decisions: Decisions) -> float:
-    """Compute seconds of all instructions on one device, a step."""
-    return sum(seconds for _, seconds in node_times_s(decisions))
+class OwnTimes(NamedTuple):
+    """Seconds, a step, of all that one device does by itself: its compute, and moves between its memory and its
+    host's."""
+
+    compute_s: float
+    transfers_s: float
+
+
+def total_own_times_s(decisions: Decisions) -> OwnTimes:
+    """Seconds of all instructions on one device, a step."""
+    compute_s, transfers_s = 0.0, 0.0
+    for node, seconds in node_times_s(decisions):
+        if read_placement(node.instruction) is None:
+            compute_s += seconds
+        else:
+            transfers_s += seconds
+    return OwnTimes(compute_s, transfers_s)
 
 
 def node_times_s(decisions: Decisions) -> Iterator[tuple[Node, float]]:

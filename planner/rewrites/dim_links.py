@@ -22,7 +22,7 @@ from shardwright.hlo import Computation, Instruction, TupleShape, Window
 from shardwright.planner.graph.dataflow import CONTROL_FLOW
 from shardwright.planner.rules.data_movement import reshape_groups
 from shardwright.planner.rules.elementwise import BINARY, NARY, UNARY
-from shardwright.reserved_names import ANNOTATION_TARGET
+from shardwright.reserved_names import ANNOTATION_TARGET, PLACEMENT_TARGET
 
 #: (value, array leaf of it, dimension of that leaf).
 Dim = tuple[Instruction, int, int]
@@ -241,7 +241,11 @@ def _sort(builder: _Builder, instruction: Instruction) -> None:
 
 
 def _annotation(builder: _Builder, instruction: Instruction) -> None:
-    """`shardwright.annotate` hands its operand on; the user's constraints refer to the dimensions it splits."""
+    """`shardwright.annotate` hands its operand on; the user's constraints refer to the dimensions it splits. A move
+    between memories hands it on as it is."""
+    if instruction.get("custom_call_target") == PLACEMENT_TARGET:
+        builder.tie_leaf(0, 0, -1, 0)
+        return
     if instruction.get("custom_call_target") != ANNOTATION_TARGET:
         return
     pins = read_annotation(instruction)

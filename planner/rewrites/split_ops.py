@@ -14,6 +14,7 @@ from math import prod
 from shardwright.hlo import ArrayShape, Attribute, Instruction, Shape, Window, format_shape
 from shardwright.planner.rewrites import edit
 from shardwright.planner.rewrites.dim_links import Dim, read_annotation
+from shardwright.reserved_names import PLACEMENT_TARGET
 
 #: New positions of each old dimension.
 Positions = list[tuple[int, ...]]
@@ -173,6 +174,8 @@ def _index_vector_dim(instruction: Instruction, positions: Positions) -> Attribu
 
 def _annotation(splits: Splits, instruction: Instruction) -> list[Attribute]:
     """The pins in the new numbering; both parts of an unsplit dimension stay unsplit."""
+    if instruction.get("custom_call_target") == PLACEMENT_TARGET:
+        return []
     positions = splits.positions(instruction)
     pins = [f"{at}:{pin}" for dim, pin in read_annotation(instruction).items() for at in positions[dim]]
     attributes = [edit.attribute("backend_config", '"' + ",".join(pins) + '"')]

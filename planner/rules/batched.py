@@ -12,7 +12,10 @@ from shardwright.hlo import Instruction
 from shardwright.planner.rules.attention import attention_rule
 from shardwright.planner.rules.base import Factor, OpRule, factor, no_factors, operand_leaves, rule, strategy_rule
 from shardwright.planner.rules.declared_rules import read_declared_rule
-from shardwright.reserved_names import IDENTITY_TARGETS
+from shardwright.reserved_names import IDENTITY_TARGETS, PLACEMENT_TARGET
+
+#: Calls whose result is their operand. A placement takes no partial sums through: each device would move a whole term.
+HANDED_ON = IDENTITY_TARGETS | {PLACEMENT_TARGET}
 
 
 @strategy_rule("cholesky", "triangular-solve")
@@ -42,15 +45,15 @@ def top_k(instruction: Instruction) -> OpRule:
 
 @strategy_rule("custom-call")
 def custom_call(instruction: Instruction) -> OpRule:
-    """Attention's own rule, or what a call declares: its sharding rule, or its batch; sharding annotations are the
-    identity; no more is known.
+    """Attention's own rule, or what a call declares: its sharding rule, or its batch; sharding annotations and moves
+    between memories are the identity; no more is known.
 
     JAX writes `num_batch_dims` into the frontend attributes of calls (LAPACK's, cuSOLVER's). Their targets are
     registered with XLA as partitionable along that many leading dimensions of every operand and result.
     """
     target = instruction.get("custom_call_target", "")
     leaves = operand_leaves(instruction)
-    if target in IDENTITY_TARGETS and len(leaves) == 1 == len(instruction.shape.leaves):
+    if target in HANDED_ON and len(leaves) == 1 == len(instruction.shape.leaves):
         return rule(factor(instruction, f"d{dim}", {0: dim}, {0: dim}) for dim in range(leaves[0].rank))
     call = read_call(instruction)
     if call is not None:

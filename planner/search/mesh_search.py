@@ -26,7 +26,7 @@ from shardwright.planner.memory.constraint import MemoryModel
 from shardwright.planner.memory.lagrangian import LagrangianSearch
 from shardwright.planner.memory.recompute import Recomputation
 from shardwright.planner.plans.assemble import Decisions, build_instruction_plans, build_variable_plans, decide
-from shardwright.planner.plans.collectives import communication, total_compute_s
+from shardwright.planner.plans.collectives import communication, total_own_times_s
 from shardwright.planner.rules import axes_on
 from shardwright.planner.search.manual_meshes import check_manual_axes
 from shardwright.planner.search.meshes import mesh_from_options
@@ -181,7 +181,7 @@ class MeshSearch:
     def predict_step_s(self, solution: MeshSolution) -> float:
         """Seconds a step of a solution's plan: combined collectives share a latency, overlap ends with the compute."""
         decisions = decide(solution.chain.graph, solution.solution.states)
-        return total_compute_s(decisions) + communication(decisions).exposed_s
+        return sum(total_own_times_s(decisions)) + communication(decisions).exposed_s
 
     def _solve_chain(self, chain: Chain, close: float) -> ChainSolution:
         if self.options.mode == "propagate":
@@ -200,7 +200,7 @@ class MeshSearch:
         begun_s = self.clock.elapsed_s
         decisions = decide(chain.graph, solved.states)
         mesh = chain.graph.prices.mesh
-        compute_s = total_compute_s(decisions)
+        own = total_own_times_s(decisions)
         moved = communication(decisions)
         instructions = build_instruction_plans(decisions)
         parameters, outputs = build_variable_plans(decisions, self.program.arguments, self.program.outputs)
@@ -212,7 +212,8 @@ class MeshSearch:
             solution=solved,
             decisions=decisions,
             cost=CostSummary(
-                compute_s=compute_s,
+                compute_s=own.compute_s,
+                transfers_s=own.transfers_s,
                 communication_s=moved.exposed_s,
                 hidden_s=moved.hidden_s,
                 lower_bound_s=0.0,

@@ -18,6 +18,14 @@ from shardwright.hlo.elided import PRINT_THEM
 from shardwright.hlo.entry import parameter_names
 from shardwright.options.plan_options import PlanOptions
 from shardwright.options.user_options import name_matches
+from shardwright.placements import (
+    check_compute_types,
+    drop_torn_aliases,
+    find_host_values,
+    mark_host_values,
+    place_results,
+    read_boundary,
+)
 from shardwright.planner.attention import fuse_attention, kernel_limits, note_calls, note_recomputed
 from shardwright.planner.clock import Clock
 from shardwright.planner.constraints.annotations import VariableShardings, collect_requirements
@@ -108,7 +116,9 @@ class Program:
         refuse_manual(self.original)
         refuse_per_device_program(self.original)
         refuse_dynamic_sizes(self.original)
-        module = undo_optimization(self.original)
+        check_compute_types(self.original)
+        module = place_results(undo_optimization(self.original))
+        self._host_arguments = read_boundary(self.original)[0]
         outputs = tuple(find_output_shardings(module.entry.root))
         self.own_shardings = VariableShardings()
         if options.constraints == "keep":
@@ -172,12 +182,12 @@ class Program:
             self.batch = {number: along.dim + 1 for number, along in split.batch.items()}
         named = _arguments_pinned_by_name(self.original, options) | _split_variables(self.own_shardings.arguments)
         named = named.difference(self.batch or ())
-        self.unsplit = module
+        self.unsplit = module = self._mark_memories(module)
         self.rewritten = rewrite_for(
             module, options, named, self.original, pinned_outputs=_split_variables(self.own_shardings.outputs)
         )
         self.clock.check()
-        self.module = self.rewritten.module
+        self.module = self._mark_memories(self.rewritten.module)
         self._text: str | None = None
         self.rules.stack_rows = find_stack_rows(self.module)
         self.rules.inside = find_inside(self.module)
@@ -207,6 +217,12 @@ class Program:
         self._combinable_bytes: Mapping[Leaf, int] | None = None
         self._batch_dims: Mapping[int, int] | None = None
         self._ties: dict[tuple[bool, ...], TiedDims] = {}
+
+    def _mark_memories(self, module: Module) -> Module:
+        """The module with the memory of every value that lies on the host in its shape; no alias goes between
+        memories."""
+        on_host = find_host_values(module, self._host_arguments)
+        return mark_host_values(drop_torn_aliases(module, on_host), on_host)
 
     def adopt_shardings(self, shardings: VariableShardings, batch: Mapping[int, int] | None) -> None:
         """Adopt another program's shardings of the same arguments and outputs; batch: see the class."""

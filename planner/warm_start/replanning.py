@@ -262,7 +262,9 @@ def _save_messages(history: SearchHistory, question: SearchQuery, outcome: Searc
 def measure_cost(search: Search, plan: CandidatePlan) -> RecordedCost:
     """Cost of a plan, and the unchanged program's work per device."""
     return RecordedCost(
-        compute_s=plan.cost.compute_s, communication_s=plan.cost.communication_s, work_s=work_per_device_s(search)
+        compute_s=plan.cost.compute_s + plan.cost.transfers_s,
+        communication_s=plan.cost.communication_s,
+        work_s=work_per_device_s(search),
     )
 
 

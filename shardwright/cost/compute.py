@@ -18,12 +18,14 @@ from typing import NamedTuple
 from shardwright.attention import read_call
 from shardwright.cost.attention import attention_flops, attention_time_s
 from shardwright.cost.convolution import convolution_flops
+from shardwright.cost.host import host_compute_time_s, transfer_time_s
 from shardwright.cost.kernels import kernel_price, kernel_time_s
 from shardwright.cost.opcodes import IDENTITIES, LOOPS, MARKER_TARGETS
 from shardwright.cost.profiles import HardwareProfile
 from shardwright.hlo import ArrayShape, Instruction
 from shardwright.hlo.opcodes import COLLECTIVES
 from shardwright.hlo.shapes import ELEMENT_BITS
+from shardwright.placements import computes_on_host, read_placement
 
 ShardShapes = Sequence[tuple[int, ...]]
 
@@ -143,10 +145,17 @@ def compute_time_s(
     ends_kernel: whether it is the last of a kernel of fused instructions; the others share that launch. traffic: its
         memory traffic; None: all the traffic of a separate kernel, of which fused instructions pay a part.
 
-    Collectives, those of manual regions, take none: they are priced as what they send.
+    Collectives, those of manual regions, take none: they are priced as what they send. Moves to the host and back, and
+    what it computes, take what `cost.host` says.
     """
     if is_free(instruction) or instruction.opcode in COLLECTIVES:
         return 0.0
+    placement = read_placement(instruction)
+    if placement is not None:
+        return transfer_time_s(placement, instruction, result_shapes[0], profile)
+    if computes_on_host(instruction):
+        operations = flops(instruction, operand_shapes, result_shapes)
+        return host_compute_time_s(instruction, operand_shapes, result_shapes, operations, profile)
     work = flops(instruction, operand_shapes, result_shapes)
     size_bytes = (
         memory_traffic_bytes(instruction, operand_shapes, result_shapes)
@@ -191,7 +200,12 @@ def _is_made_by_loop(value: Instruction) -> bool:
 
 
 def _bytes(leaves: Sequence[ArrayShape], shapes: ShardShapes) -> float:
-    return sum(prod(shape) * ELEMENT_BITS[leaf.element_type] / 8 for leaf, shape in zip(leaves, shapes, strict=False))
+    """Bytes of parts of arrays in the device's memory."""
+    return sum(
+        prod(shape) * ELEMENT_BITS[leaf.element_type] / 8
+        for leaf, shape in zip(leaves, shapes, strict=False)
+        if not leaf.is_on_host
+    )
 
 
 def _reduce_flops(instruction: Instruction, operand_shapes: ShardShapes, result_shapes: ShardShapes) -> float:

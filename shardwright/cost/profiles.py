@@ -97,6 +97,22 @@ class AttentionKernel:
         return element_type in ("bf16", "f16") and fits and (width == value_width or self.widths_may_differ)
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Host:
+    """The host of a device: its memory, and the way there.
+
+    memory_bytes: of the host's memory, one device's share.
+    from_device_bytes_per_s, to_device_bytes_per_s: of one device's moves, each way.
+    memory_bandwidth_bytes_per_s, flops_per_s: of one device's share of the host's processors.
+    """
+
+    memory_bytes: int
+    from_device_bytes_per_s: float
+    to_device_bytes_per_s: float
+    memory_bandwidth_bytes_per_s: float
+    flops_per_s: float
+
+
 @dataclass(frozen=True, kw_only=True)
 class HardwareProfile:
     """One kind of device and the links between devices.
@@ -121,6 +137,7 @@ class HardwareProfile:
     overlap: part of gradient synchronization time hidden behind compute, up to the compute left to hide it.
     compiler: its XLA's treatment of buffers.
     attention: its kernel of fused attention; None without one.
+    host: its host; None where a profile says nothing of one.
     compute_capability, cudnn_version: of CUDA devices, `9.0` and `9.11`; empty elsewhere.
     sources: source of each number, by its path in the data file.
     """
@@ -145,6 +162,7 @@ class HardwareProfile:
     overlap: float
     compiler: Compiler
     attention: AttentionKernel | None
+    host: Host | None
     compute_capability: str
     cudnn_version: str
     sources: Mapping[str, str]
@@ -155,6 +173,16 @@ class HardwareProfile:
         if peak is None:
             peak = self.peak_flops_per_s["default"]
         return peak * self.matmul_efficiency
+
+    def require_host(self) -> Host:
+        """The device's host. Raises OptionError where the profile says nothing of one."""
+        if self.host is None:
+            raise OptionError(
+                f"the program uses the memory of the host, of which the hardware profile {self.name} says nothing",
+                where="hardware",
+                remedy="write a section [host] as in shardwright/cost/data/h200.toml",
+            )
+        return self.host
 
     def with_bucket(self, bucket_bytes: int | None) -> HardwareProfile:
         """The profile of a compiler whose limits of combining are all set to `bucket_bytes`, where it has options for
@@ -296,10 +324,19 @@ def _slowest(name: str, kinds: Sequence[HardwareProfile]) -> HardwareProfile:
             small_temporaries_margin=max(profile.compiler.small_temporaries_margin for profile in kinds),
         ),
         attention=_common_kernel(kinds),
+        host=_slowest_host(kinds),
         compute_capability=_lowest_version(profile.compute_capability for profile in kinds),
         cudnn_version=_lowest_version(profile.cudnn_version for profile in kinds),
         sources={f"{profile.name}.{key}": text for profile in kinds for key, text in profile.sources.items()},
     )
+
+
+def _slowest_host(kinds: Sequence[HardwareProfile]) -> Host | None:
+    """The least of each number of the hosts; None where a profile has none."""
+    hosts = [profile.host for profile in kinds if profile.host is not None]
+    if len(hosts) < len(kinds):
+        return None
+    return Host(**{field.name: min(getattr(host, field.name) for host in hosts) for field in fields(Host)})
 
 
 def _common_kernel(kinds: Sequence[HardwareProfile]) -> AttentionKernel | None:
@@ -379,6 +416,14 @@ def _profile(name: str, data: dict[str, Any]) -> HardwareProfile:
             start_s=number("attention", "start_s"),
         )
 
+    def host() -> Host | None:
+        if "host" not in data:
+            return None
+        numbers = {field.name: number("host", field.name) for field in fields(Host)}
+        if min(numbers.values()) <= 0:
+            raise ValueError("a number of [host] is not above 0")
+        return Host(memory_bytes=int(numbers.pop("memory_bytes")), **numbers)
+
     return HardwareProfile(
         name=name,
         description=data["description"],
@@ -400,6 +445,7 @@ def _profile(name: str, data: dict[str, Any]) -> HardwareProfile:
         overlap=part("overlap"),
         compiler=compiler(),
         attention=attention(),
+        host=host(),
         compute_capability=version("compute_capability"),
         cudnn_version=version("cudnn_version"),
         sources=sources,

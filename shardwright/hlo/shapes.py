@@ -6,6 +6,10 @@ from dataclasses import dataclass
 from functools import cached_property
 from math import prod
 
+#: In a layout: the value lies in its host's memory. XLA's number of that memory space (Layout::kHostMemorySpace in
+#: xla/layout.h).
+HOST_SPACE = "S(5)"
+
 #: Bits of one element, by HLO element type.
 ELEMENT_BITS: dict[str, int] = {
     "pred": 8, "s1": 1, "s2": 2, "s4": 4, "s8": 8, "s16": 16, "s32": 32, "s64": 64,
@@ -41,6 +45,19 @@ class ArrayShape:
     @cached_property
     def leaves(self) -> tuple[ArrayShape, ...]:
         return (self,)
+
+    @cached_property
+    def is_on_host(self) -> bool:
+        """Whether it lies in the memory of the device's host."""
+        return self.layout is not None and HOST_SPACE in self.layout
+
+    def on_host(self) -> ArrayShape:
+        """The same array in the memory of the host."""
+        if self.is_on_host:
+            return self
+        order = ",".join(map(str, reversed(range(self.rank)))) if self.layout is None else self.layout
+        layout = f"{order}{'' if ':' in order else ':'}{HOST_SPACE}"
+        return ArrayShape(self.element_type, self.dimensions, self.dynamic, layout)
 
 
 @dataclass(frozen=True)

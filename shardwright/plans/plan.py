@@ -85,6 +85,7 @@ class VariablePlan:
     alias: the output leaf (of a parameter) or the parameter (of an output) sharing the buffer, or None.
     view_of: the dimensions in the user's program, if the planned one was rewritten and `shape` is another row-major
         view of the same elements (`[d, 3, d]` for `[d, 3d]`); else None.
+    is_on_host: whether it lies in the memory of its devices' hosts.
     """
 
     number: int
@@ -95,6 +96,7 @@ class VariablePlan:
     stored_shape: tuple[int, ...]
     alias: int | None = None
     view_of: tuple[int, ...] | None = None
+    is_on_host: bool = False
 
     def __post_init__(self) -> None:
         if self.view_of is not None and prod(self.view_of) != prod(self.shape):
@@ -112,6 +114,7 @@ class VariablePlan:
         *,
         alias: int | None = None,
         view_of: tuple[int, ...] | None = None,
+        is_on_host: bool = False,
     ) -> VariablePlan:
         """The variable with this sharding, and the stored shape it needs."""
         stored = tuple(
@@ -126,6 +129,7 @@ class VariablePlan:
             stored_shape=(mesh.size(sharding.unreduced), *stored) if sharding.unreduced else stored,
             alias=alias,
             view_of=view_of,
+            is_on_host=is_on_host,
         )
 
     @property
@@ -202,7 +206,8 @@ class CostSummary:
     """Predicted seconds of one step, and the certified lower bound of the search.
 
     `communication_s`: all collectives, and the client's arguments of the step, counted only while the step waits;
-    `hidden_s`: the collectives that run beside compute, which costs no step time.
+    `hidden_s`: the collectives that run beside compute, which costs no step time. `transfers_s`: moves between the
+    memories of devices and hosts, no part of the two others.
 
     `bound_scope` names the bound's objective and choices. is_bounded: whether the plan itself is among them; a plan on
     a subdivision of its search's mesh axes is not, and may well be under the bound.
@@ -214,10 +219,11 @@ class CostSummary:
     bound_scope: str
     hidden_s: float = 0.0
     is_bounded: bool = True
+    transfers_s: float = 0.0
 
     @property
     def step_s(self) -> float:
-        return self.compute_s + self.communication_s
+        return self.compute_s + self.communication_s + self.transfers_s
 
     @property
     def gap(self) -> float:
@@ -227,12 +233,23 @@ class CostSummary:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MemorySummary:
-    """Predicted bytes on one device: the peak is arguments + outputs not aliased + temporaries + constants."""
+    """Predicted bytes on one device: the peak is arguments + outputs not aliased + temporaries + constants.
+
+    host_…: of what lies in the memory of the device's host, for this device; no part of the others.
+    """
 
     arguments_bytes: int
     outputs_bytes: int  # not aliased to an argument
     temporaries_bytes: int  # peak of live intermediate values
     constants_bytes: int = 0  # the program's arrays of numbers, whole on every device
+    host_arguments_bytes: int = 0
+    host_outputs_bytes: int = 0  # not aliased to an argument
+    host_temporaries_bytes: int = 0
+
+    @property
+    def host_bytes(self) -> int:
+        """Peak in the memory of the device's host."""
+        return self.host_arguments_bytes + self.host_outputs_bytes + self.host_temporaries_bytes
 
     @property
     def peak_bytes(self) -> int:

@@ -53,10 +53,14 @@ class Lowering:
     """Builds the per-device programs of one plan.
 
     plans: by instruction name; an instruction without an entry counts as replicated.
-    profile: its compiler's rules apply.
+    profile: its compiler's rules apply. on_host: whether sizes are those of values in the host's memory, all others 0;
+        otherwise those of values in the device's.
     """
 
-    def __init__(self, mesh: Mesh, plans: Mapping[str, InstructionPlan], profile: HardwareProfile) -> None:
+    def __init__(
+        self, mesh: Mesh, plans: Mapping[str, InstructionPlan], profile: HardwareProfile, *, on_host: bool = False
+    ) -> None:
+        self.on_host = on_host
         self.mesh = mesh
         self.plans = plans
         self.profile = profile
@@ -84,7 +88,8 @@ class Lowering:
         shard = self._shards.get(key)
         if shard is None:
             elements = prod(sharding.shard_shape(shape.dimensions, self.mesh))
-            shard = _Shard(shape, sharding, (elements * ELEMENT_BITS[shape.element_type] + 7) // 8, elements)
+            size_bytes = (elements * ELEMENT_BITS[shape.element_type] + 7) // 8
+            shard = _Shard(shape, sharding, size_bytes if shape.is_on_host == self.on_host else 0, elements)
             self._shards[key] = shard
         return shard.size_bytes, shard.elements
 

@@ -24,6 +24,7 @@ from shardwright.cost.peak.tile_padding import fill_tiles
 from shardwright.cost.profiles import HardwareProfile, hardware_profile
 from shardwright.hlo import Computation, Module
 from shardwright.hlo.shapes import ELEMENT_BITS
+from shardwright.placements import says_of_memory
 from shardwright.plans.plan import InstructionPlan, MemorySummary, VariablePlan
 from shardwright.plans.shardings import Mesh, TensorSharding
 
@@ -87,13 +88,32 @@ def predict_memory_and_peak(
     for candidate in estimates:
         candidate.donated[module.entry], candidate.padded[module.entry] = donated, padded
     estimate = max(estimates, key=lambda estimate: estimate.peak_bytes(module.entry))
+    kept = [variable for variable in outputs if variable.alias is None]
+    uses_host = says_of_memory(module)
     summary = MemorySummary(
-        arguments_bytes=sum(_variable_bytes(variable, mesh) for variable in parameters),
-        outputs_bytes=sum(_variable_bytes(variable, mesh) for variable in outputs if variable.alias is None),
+        arguments_bytes=_variables_bytes(parameters, mesh, is_on_host=False),
+        outputs_bytes=_variables_bytes(kept, mesh, is_on_host=False),
         temporaries_bytes=estimate.peak_bytes(module.entry),
         constants_bytes=constants_bytes(module),
+        host_arguments_bytes=_variables_bytes(parameters, mesh, is_on_host=True),
+        host_outputs_bytes=_variables_bytes(kept, mesh, is_on_host=True),
+        host_temporaries_bytes=(
+            host_temporaries_bytes(module, instructions, mesh, profile or hardware_profile("cpu")) if uses_host else 0
+        ),
     )
     return MemoryPrediction(summary, tuple(estimate.list_live(module.entry)), frozenset(estimate.list_stored()))
+
+
+def host_temporaries_bytes(
+    module: Module, instructions: Iterable[InstructionPlan], mesh: Mesh, profile: HardwareProfile
+) -> int:
+    """Predicted peak bytes of the values between arguments and results that lie on the host, one device's part: the
+    program's schedule, with the sizes of those values alone.
+    """
+    lowering = Lowering(mesh, {entry.name: entry for entry in instructions}, profile, on_host=True)
+    programs = DeviceProgramCache(lowering)
+    orders = possible_orders(profile.compiler.schedule)
+    return max(_MemoryEstimate(lowering, programs, profile, order).peak_bytes(module.entry) for order in orders)
 
 
 def constants_bytes(module: Module) -> int:
@@ -134,8 +154,13 @@ def shard_bytes(element_type: str, shape: tuple[int, ...], sharding: TensorShard
     return (prod(sharding.shard_shape(shape, mesh)) * ELEMENT_BITS[element_type] + 7) // 8
 
 
-def _variable_bytes(variable: VariablePlan, mesh: Mesh) -> int:
-    return shard_bytes(variable.element_type, variable.stored_shape, variable.stored_sharding, mesh)
+def _variables_bytes(variables: Iterable[VariablePlan], mesh: Mesh, *, is_on_host: bool) -> int:
+    """Bytes of one device's parts of those variables that lie on its host, or of those that do not."""
+    return sum(
+        shard_bytes(variable.element_type, variable.stored_shape, variable.stored_sharding, mesh)
+        for variable in variables
+        if variable.is_on_host == is_on_host
+    )
 
 
 def _estimates(

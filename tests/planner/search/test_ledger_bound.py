@@ -11,7 +11,7 @@ import pytest
 from shardwright.options.plan_options import PlanOptions
 from shardwright.planner.constraints.forced import ForcedStrategy
 from shardwright.planner.plans.assemble import decide
-from shardwright.planner.plans.collectives import communication, total_compute_s
+from shardwright.planner.plans.collectives import communication, total_own_times_s
 from shardwright.planner.search.search import Search
 from shardwright.planner.segments.bound import lower_bound, solve_tied
 from shardwright.planner.segments.cost_graph import CostGraph
@@ -44,7 +44,7 @@ def wide_program(seed: int, instructions: int = 8) -> str:
 def step_s_of(graph: CostGraph, states: States) -> float:
     """Seconds of a plan by the ledger."""
     decisions = decide(graph, states)
-    return total_compute_s(decisions) + communication(decisions).exposed_s
+    return sum(total_own_times_s(decisions)) + communication(decisions).exposed_s
 
 
 def improve_plan(fine: Chain, states: States) -> States:
