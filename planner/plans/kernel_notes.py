@@ -13,6 +13,7 @@ from shardwright.cost.kernels import kernel_price
 from shardwright.hlo import ArrayShape, Instruction
 from shardwright.hlo.shapes import ELEMENT_BITS
 from shardwright.kernels import NAME_ATTRIBUTE
+from shardwright.placements import read_placement
 from shardwright.planner.graph.dataflow import Node
 from shardwright.planner.plans.assemble import Decisions
 from shardwright.planner.rules import devices_alike, rule_of
@@ -61,7 +62,9 @@ class _Held:
 def _note(node: Node, decisions: Decisions) -> KernelNote | None:
     """What there is to say of a call; None of anything else, and of attention."""
     instruction = node.instruction
-    if node.is_value or instruction.opcode != "custom-call" or is_free(instruction) or read_call(instruction):
+    if node.is_value or instruction.opcode != "custom-call" or is_free(instruction):
+        return None
+    if read_call(instruction) is not None or read_placement(instruction) is not None:
         return None
     price = kernel_price(instruction, [leaf.dimensions for leaf in _operands(node)])
     graph = decisions.graph

@@ -12,6 +12,7 @@ from collections.abc import Callable
 from typing import Any
 
 from shardwright.errors import PlanError
+from shardwright.placements import HOST
 from shardwright.plans.plan import Plan, VariablePlan
 from shardwright.plans.shardings import TensorSharding
 from shardwright.reserved_names import MESH_NAME
@@ -19,6 +20,9 @@ from shardwright.xla import private
 from shardwright.xla.zeros import pad_with_zeros
 
 _ALIAS = "mhlo.input_output_alias"
+
+#: The attribute by which PJRT's clients learn in which memory of its device an argument or a result lies.
+_MEMORY = "mhlo.memory_kind"
 
 AttributeOf = Callable[[TensorSharding], Any]
 
@@ -106,8 +110,11 @@ def _in_manual_computation(
     return manual.results[0]
 
 
-def finish_boundary(module: Any, main: Any, plan: Plan, attribute: AttributeOf) -> None:
-    """Pad and stack outputs, write the function's type, its argument and result shardings and aliases."""
+def finish_boundary(module: Any, main: Any, plan: Plan, attribute: AttributeOf, *, has_host_memory: bool) -> None:
+    """Pad and stack outputs, write the function's type, its arguments' and results' shardings and aliases.
+
+    has_host_memory: whether the devices tell their memory from their host's; then those on the host say so, too.
+    """
     ir = private.ir()
     block = main.body.blocks[0]
     terminator = list(block.operations)[-1]
@@ -127,18 +134,23 @@ def finish_boundary(module: Any, main: Any, plan: Plan, attribute: AttributeOf) 
     inputs = [argument.type for argument in block.arguments]
     outputs = [operand.type for operand in terminator.operands]
     main.attributes["function_type"] = ir.TypeAttr.get(ir.FunctionType.get(inputs, outputs))
-    main.attributes["arg_attrs"] = _with_shardings(main, "arg_attrs", plan.parameters, attribute)
-    main.attributes["res_attrs"] = _with_shardings(main, "res_attrs", plan.outputs, attribute)
+    main.attributes["arg_attrs"] = _written(main, "arg_attrs", plan.parameters, attribute, has_host_memory)
+    main.attributes["res_attrs"] = _written(main, "res_attrs", plan.outputs, attribute, has_host_memory)
     module.operation.attributes[_ALIAS] = _aliases(plan)
 
 
-def _with_shardings(main: Any, key: str, variables: tuple[VariablePlan, ...], attribute: AttributeOf) -> Any:
+def _written(
+    main: Any, key: str, variables: tuple[VariablePlan, ...], attribute: AttributeOf, has_host_memory: bool
+) -> Any:
     ir = private.ir()
     present = list(main.attributes[key]) if key in main.attributes else [None] * len(variables)
     written = []
     for existing, variable in zip(present, variables, strict=True):
         items = {item.name: item.attr for item in existing} if existing is not None else {}
         items["sdy.sharding"] = attribute(variable.stored_sharding)
+        items.pop(_MEMORY, None)
+        if variable.is_on_host and has_host_memory:
+            items[_MEMORY] = ir.StringAttr.get(HOST)
         written.append(ir.DictAttr.get(items))
     return ir.ArrayAttr.get(written)
 

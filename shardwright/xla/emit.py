@@ -30,7 +30,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from shardwright.cost.profiles import AttentionKernel
+from shardwright.cost.profiles import AttentionKernel, platform_of_profile
 from shardwright.errors import PlanError
 from shardwright.hlo import require_values
 from shardwright.plans.plan import InstructionPlan, Plan, choose_layout
@@ -71,7 +71,8 @@ def emit_stablehlo(hlo_text: str, plan: Plan, *, with_stand_ins: bool = False, p
     converted = private.stablehlo_of(hlo_text)
     with private.mlir_context():
         module = private.parse_module(converted)
-        _Emitter(module, plan, kernel_of_devices(plan.hardware, platform)).run()
+        has_host_memory = (platform or platform_of_profile(plan.hardware)) != "cpu"
+        _Emitter(module, plan, kernel_of_devices(plan.hardware, platform), has_host_memory).run()
         private.verify(module)
         # With locations: collectives of the compiled program then carry instruction names.
         return str(module.operation.get_asm(enable_debug_info=True))
@@ -105,7 +106,8 @@ class _Value:
 class _Emitter:
     """Walks `main` and its callees once, then inserts."""
 
-    def __init__(self, module: Any, plan: Plan, kernel: AttentionKernel | None) -> None:
+    def __init__(self, module: Any, plan: Plan, kernel: AttentionKernel | None, has_host_memory: bool) -> None:
+        self.has_host_memory = has_host_memory
         self.module = module
         self.plan = plan
         self.kernel = kernel
@@ -152,7 +154,7 @@ class _Emitter:
         for operation, planned in self.kernels:
             writer.compute(operation, planned)
         compute_attention(self.attention, self.plan.mesh, self.attribute, self.kernel)
-        finish_boundary(self.module, self.main, self.plan, self.attribute)
+        finish_boundary(self.module, self.main, self.plan, self.attribute, has_host_memory=self.has_host_memory)
         pin_row_major(self.module)
 
     def _argument_layouts(self) -> list[TensorSharding | None]:

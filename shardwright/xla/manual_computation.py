@@ -21,7 +21,7 @@ from typing import Any
 
 from shardwright.plans.plan import InstructionPlan
 from shardwright.plans.shardings import Mesh, TensorSharding
-from shardwright.reserved_names import ENTER_REGION, IDENTITY_TARGETS, LEAVE_REGION
+from shardwright.reserved_names import ENTER_REGION, IDENTITY_TARGETS, LEAVE_REGION, PLACEMENT_TARGET
 from shardwright.xla import private
 from shardwright.xla.local_convolutions import is_gathered_whole, local_groups
 from shardwright.xla.manual_region import ManualRegion, first_numbers, pad_to_parts, replace_elements
@@ -48,7 +48,7 @@ def is_manual(operation: Any, entry: InstructionPlan) -> bool:
     if annotation_target(operation) in (ENTER_REGION, LEAVE_REGION):
         return False
     frontend = operation.attributes.get("mhlo.frontend_attributes", ())
-    is_known = annotation_target(operation) in IDENTITY_TARGETS or any(
+    is_known = annotation_target(operation) in {*IDENTITY_TARGETS, PLACEMENT_TARGET} or any(
         attribute.name == "num_batch_dims" for attribute in frontend
     )
     return not is_known

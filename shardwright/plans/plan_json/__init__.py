@@ -9,7 +9,8 @@ version. Version 1.1 added `segments`, the `name` of candidates, and `rewritten`
 programs; 1.3 `recomputed` and `micro_batches`; 1.4 `hidden_s` and `is_bounded` of the cost; 1.5 the `groups` of
 collectives along parts of axes; 1.6 the collectives' `combined`, and optional `compile_options`; 1.7
 optional `strategies`; 1.8 the collectives' `sent_as`, and what a plan's program is known by; 1.9 optional `attention`;
-1.10 optional `manual_axes`, `regions` and `mixtures`.
+1.10 optional `manual_axes`, `regions`, `mixtures`, `transfers_s` of the cost, `host_…_bytes` of the memory and
+`is_on_host` of variables.
 
 A plan of a rewritten program carries that program's text: only the planner has it.
 """

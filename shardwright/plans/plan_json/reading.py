@@ -161,12 +161,14 @@ def _read_plan(reader: ObjectReader, digest: str, original: str, hlo_text: str |
             is_bounded=cost.boolean("is_bounded"),
             lower_bound_s=cost.number("lower_bound_s"),
             bound_scope=cost.text("bound_scope"),
+            transfers_s=cost.number("transfers_s") if cost.has("transfers_s") else 0.0,
         ),
         memory=MemorySummary(
             arguments_bytes=memory.integer("arguments_bytes"),
             outputs_bytes=memory.integer("outputs_bytes"),
             temporaries_bytes=memory.integer("temporaries_bytes"),
             constants_bytes=memory.integer("constants_bytes") if memory.has("constants_bytes") else 0,
+            **read_host_memory(memory),
         ),
         candidates=reader.objects("candidates", _read_candidate),
         segments=reader.objects("segments", lambda row: _read_segment(row, shardings)),
@@ -381,6 +383,12 @@ def _read_instructions(
     return tuple(rows)
 
 
+def read_host_memory(memory: ObjectReader) -> dict[str, int]:
+    """What lies in the memory of the host, where something does."""
+    fields = ("host_arguments_bytes", "host_outputs_bytes", "host_temporaries_bytes")
+    return {name: memory.integer(name) for name in fields if memory.has(name)}
+
+
 def read_variable(row: ObjectReader, shardings: Sequence[TensorSharding], mesh: Mesh) -> VariablePlan:
     element_type = row.text("element_type")
     if element_type not in ELEMENT_BITS:
@@ -398,6 +406,7 @@ def read_variable(row: ObjectReader, shardings: Sequence[TensorSharding], mesh: 
         mesh,
         alias=None if alias is None else row.integer("alias"),
         view_of=row.integers("view_of") if row.has("view_of") else None,
+        is_on_host=row.boolean("is_on_host") if row.has("is_on_host") else False,
     )
     stored_shape = row.integers("stored_shape")
     if stored_shape != variable.stored_shape:

@@ -7,7 +7,7 @@ import zlib
 from dataclasses import asdict
 from typing import Any
 
-from shardwright.plans.plan import PLAN_FORMAT, Plan, PlannedCollective, SegmentPlan, VariablePlan
+from shardwright.plans.plan import PLAN_FORMAT, MemorySummary, Plan, PlannedCollective, SegmentPlan, VariablePlan
 from shardwright.plans.shardings import Mesh, TensorSharding
 
 
@@ -69,12 +69,14 @@ def encode(plan: Plan, *, with_text: bool = False) -> dict[str, Any]:
             "is_bounded": plan.cost.is_bounded,
             "lower_bound_s": plan.cost.lower_bound_s,
             "bound_scope": plan.cost.bound_scope,
+            **({"transfers_s": plan.cost.transfers_s} if plan.cost.transfers_s else {}),
         },
         "memory": {
             "arguments_bytes": plan.memory.arguments_bytes,
             "outputs_bytes": plan.memory.outputs_bytes,
             "temporaries_bytes": plan.memory.temporaries_bytes,
             **({"constants_bytes": plan.memory.constants_bytes} if plan.memory.constants_bytes else {}),
+            **encode_host_memory(plan.memory),
         },
         "candidates": [
             {
@@ -132,6 +134,17 @@ def encode_sharding(sharding: TensorSharding) -> dict[str, Any]:
     return row
 
 
+def encode_host_memory(memory: MemorySummary) -> dict[str, int]:
+    """What lies in the memory of the host, where something does."""
+    if not memory.host_bytes:
+        return {}
+    return {
+        "host_arguments_bytes": memory.host_arguments_bytes,
+        "host_outputs_bytes": memory.host_outputs_bytes,
+        "host_temporaries_bytes": memory.host_temporaries_bytes,
+    }
+
+
 def encode_variable(variable: VariablePlan, shardings: Table) -> dict[str, Any]:
     row: dict[str, Any] = {
         "number": variable.number,
@@ -144,6 +157,8 @@ def encode_variable(variable: VariablePlan, shardings: Table) -> dict[str, Any]:
     }
     if variable.view_of is not None:
         row["view_of"] = list(variable.view_of)
+    if variable.is_on_host:
+        row["is_on_host"] = True
     return row
 
 
