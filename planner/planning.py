@@ -7,8 +7,9 @@ from dataclasses import dataclass, replace
 
 from shardwright.clusters.cluster import Cluster
 from shardwright.cost import hardware_profile
-from shardwright.cost.profiles import memory_cap_note
+from shardwright.cost.profiles import host_limit_bytes, memory_cap_note
 from shardwright.errors import MemoryBudgetError, OptionError, PlanError
+from shardwright.hlo.shapes import HOST_SPACE
 from shardwright.options.plan_options import PlanOptions
 from shardwright.planner.clock import Clock, OutOfTimeError
 from shardwright.planner.constraints.typed_values import find_typed_values
@@ -23,6 +24,8 @@ from shardwright.planner.warm_start.search_records import SearchHistory
 from shardwright.plans.pipeline_plan import PipelinePlan
 from shardwright.plans.plan import Plan
 from shardwright.progress import PlanProgress
+from shardwright.reserved_names import PLACEMENT_TARGET
+from shardwright.units import format_bytes
 
 Listener = Callable[[PlanProgress], None]
 
@@ -60,6 +63,8 @@ def plan_step(
         limits=limits,
     )
     plan = request.note_types(request.plan())
+    if isinstance(plan, Plan) and plan.memory.host_bytes:
+        plan = _require_host_memory(plan, cluster)
     note = memory_cap_note(options, cluster, hardware_profile(cluster.hardware))
     plan = replace(plan, notes=(*plan.notes, note)) if note else plan
     return replace(plan, planning_s=request.clock.elapsed_s) if isinstance(plan, PipelinePlan) else plan
@@ -94,16 +99,16 @@ class _PlanRequest:
     def plan(self) -> Plan | PipelinePlan:
         """One program on all devices or a pipeline: see `plan_step`."""
         if self.options.stages is not None and self.options.stages > 1:
-            if self._has_regions:
+            if self._is_of_one_program:
+                what = "has manual regions (shard_map)" if has_regions(self.source.text) else "uses the host's memory"
                 raise OptionError(
-                    f"stages={self.options.stages}: the program has manual regions (shard_map), which pipelines do not "
-                    "cut around",
+                    f"stages={self.options.stages}: the program {what}, which pipelines do not cut around",
                     where="stages",
                     remedy="leave stages out: it is planned as one program on all devices",
                 )
             return self._build_pipeline(self._choose_pipeline(self.clock))
         options = self.options
-        if not self._has_regions:
+        if not self._is_of_one_program:
             options = single_program_options(self.cluster, self.options, self.limits)
         try:
             whole = self._plan_single_program(options, self.clock.renew())
@@ -167,12 +172,14 @@ class _PlanRequest:
 
     @property
     def _may_pipeline(self) -> bool:
-        return _may_pipeline(self.cluster, self.options) and not self._has_regions
+        return _may_pipeline(self.cluster, self.options) and not self._is_of_one_program
 
     @property
-    def _has_regions(self) -> bool:
-        """Whether the program has manual regions: their meshes are of all devices."""
-        return has_regions(self.source.text)
+    def _is_of_one_program(self) -> bool:
+        """Whether no stages are cut out of the program: it has manual regions, whose meshes are of all devices, or
+        values on the host."""
+        text = self.source.text
+        return has_regions(text) or PLACEMENT_TARGET in text or HOST_SPACE in text
 
     def _is_pipeline_worthwhile(self, whole: Plan) -> bool:
         has_nodes = len(self.cluster.workers) > 1
@@ -223,6 +230,20 @@ class _PlanRequest:
 
     def _suggest_device_count(self, error: MemoryBudgetError) -> MemoryBudgetError:
         return suggest_device_count(error, self.source, self.cluster, self.options, self.clock)
+
+
+def _require_host_memory(plan: Plan, cluster: Cluster) -> Plan:
+    """The plan, with the host's limit. Raises MemoryBudgetError where it leaves more there than a device's share."""
+    limit_bytes = host_limit_bytes(cluster, hardware_profile(cluster.hardware))
+    if plan.memory.host_bytes > limit_bytes:
+        raise MemoryBudgetError(
+            f"the program leaves {format_bytes(plan.memory.host_bytes)} a device in the memory of the hosts, which "
+            f"have {format_bytes(limit_bytes)} for each",
+            where="host_memory_gib",
+            remedy='leave less there, split it over more devices (mesh=, force="fsdp"), or say in the cluster file, by '
+            "host_memory_gib, what the hosts have for one device",
+        )
+    return replace(plan, memory=replace(plan.memory, host_limit_bytes=limit_bytes))
 
 
 def _may_pipeline(cluster: Cluster, options: PlanOptions) -> bool:

@@ -37,6 +37,7 @@ WORDS = {
     "plans": "plans as values",
     "attention": "attention as one operator",
     "kernels": "rules, prices, parts of kernels",
+    "placements": "what lies on the host",
     "regions": "borders of manual regions",
     "hlo": "HLO text as values",
     "options": "what users ask for",

@@ -45,8 +45,8 @@ _SHARDING_ATTRIBUTES = frozenset({"sharding"})
 
 #: Packages and modules of the planner; entries of other versions are not found.
 SOURCES = (
-    "attention", "clusters", "cost", "dtypes.py", "hlo", "kernels", "options", "planner", "plans", "regions",
-    "reserved_names.py", "tasks",
+    "attention", "clusters", "cost", "dtypes.py", "hlo", "kernels", "options", "placements", "planner", "plans",
+    "regions", "reserved_names.py", "tasks",
 )  # fmt: skip
 
 

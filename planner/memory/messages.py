@@ -117,7 +117,7 @@ def _describe_needs(search: MeshSearch, least: CandidatePlan, needed: int) -> st
     state = sum(
         shard_bytes(v.element_type, v.stored_shape, v.stored_sharding, least.mesh)
         for v in least.parameters
-        if v.alias is not None
+        if v.alias is not None and not v.is_on_host
     )
     parts = describe_breakdown(
         {

@@ -306,6 +306,7 @@ class _Costs:
         return sum(
             shard_bytes(shape.element_type, shape.dimensions, self._decisions.result(leaf), mesh)
             for shape, leaf in zip(instruction.shape.leaves, flow.leaves[instruction], strict=True)
+            if not shape.is_on_host
         )
 
     def _seconds(self, instruction: Instruction) -> float | None:

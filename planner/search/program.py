@@ -238,9 +238,9 @@ class Program:
 
     @property
     def state_bytes(self) -> int:
-        """Bytes of all arguments kept between steps, unsharded."""
-        nodes = self.flow.nodes
-        return sum(shape.size_bytes for node in self.state for shape in nodes[node].shapes)
+        """Bytes of all arguments kept between steps in the devices' memory, unsharded."""
+        shapes = (shape for node in self.state for shape in self.flow.nodes[node].shapes)
+        return sum(shape.size_bytes for shape in shapes if not shape.is_on_host)
 
     @property
     def gradients(self) -> frozenset[Leaf]:

@@ -82,7 +82,8 @@ class Cluster:
 
     hardware: the profile of its devices; of nodes that differ all of theirs, `a100+h100`: what a program on all of them
     finds is the slower of each.
-    memory_bytes_per_device, intra_node, inter_node: None means the hardware profile's. overlap: part of the time of
+    memory_bytes_per_device, host_memory_bytes_per_device (a device's share of its host's), intra_node, inter_node: None
+    means the hardware profile's. overlap: part of the time of
     gradient synchronisation that runs beside compute; None likewise. dataset_modules: Python modules and packages whose
     functions sessions may read batches from.
     min_nodes, max_nodes: of an elastic cluster, which goes on with some of its workers; None: it needs all of them, and
@@ -94,6 +95,7 @@ class Cluster:
     platform: str = "cpu"
     hardware: str = "cpu"
     memory_bytes_per_device: int | None = None
+    host_memory_bytes_per_device: int | None = None
     intra_node: Link | None = None
     inter_node: Link | None = None
     overlap: float | None = None
@@ -242,6 +244,7 @@ class Cluster:
                 return None
             return {"bandwidth_bytes_per_s": speed.bandwidth_bytes_per_s, "latency_s": speed.latency_s}
 
+        host_bytes = self.host_memory_bytes_per_device
         return {
             "name": self.name,
             "platform": self.platform,
@@ -254,6 +257,7 @@ class Cluster:
                 "overlap": self.overlap,
             },
             **({"min_nodes": self.min_nodes, "max_nodes": self.max_nodes} if self.is_elastic else {}),
+            **({"host_memory_bytes_per_device": host_bytes} if host_bytes else {}),
             "insecure": self.insecure,
             "tls": self.security is not None and self.security.has_tls,
             "nodes": [

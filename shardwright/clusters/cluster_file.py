@@ -76,6 +76,7 @@ def read_cluster(text: str, source: str, directory: Path, *, for_planning: bool 
         platform=platform,
         hardware=join_hardware(node.hardware for node in workers),
         memory_bytes_per_device=min_memory_bytes(workers, None),
+        host_memory_bytes_per_device=int(data["host_memory_gib"] * 2**30) if "host_memory_gib" in data else None,
         intra_node=_link(data, "intra_node", nodes, source),
         inter_node=_link(data, "inter_node", nodes, source),
         overlap=data.get("links", {}).get("overlap"),

@@ -2,8 +2,8 @@
 
 A move takes its bytes by the bandwidth of the device's way to its host. XLA:GPU (jaxlib 0.10.2) makes of each an
 asynchronous copy, but whether anything runs beside it depends on the order of its scheduler; no move counts as hidden
-here. An instruction computed on the host (`compute_on("device_host")`) takes its bytes by the host's memory bandwidth or
-its operations by the host's speed, whichever is longer (the roofline of `compute`), and the way there and back of
+here. An instruction computed on the host (`compute_on("device_host")`) takes its bytes by the host's memory bandwidth
+or its operations by the host's speed, whichever is longer (the roofline of `compute`), and the way there and back of
 operands and results that lie on the device.
 """
 
@@ -18,9 +18,7 @@ from shardwright.hlo.shapes import ELEMENT_BITS
 from shardwright.placements import Placement
 
 
-def transfer_time_s(
-    placement: Placement, call: Instruction, shape: tuple[int, ...], profile: HardwareProfile
-) -> float:
+def transfer_time_s(placement: Placement, call: Instruction, shape: tuple[int, ...], profile: HardwareProfile) -> float:
     """Seconds of a placement of one device's part, of these dimensions; 0 where the value lies there already."""
     (source,), host = call.operands[0].shape.leaves, profile.require_host()
     if source.is_on_host == placement.is_to_host:

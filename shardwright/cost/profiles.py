@@ -217,6 +217,12 @@ def memory_limit_bytes(options: PlanOptions, cluster: Cluster, profile: Hardware
     return _capped_bytes(options.memory_budget or has, profile)
 
 
+def host_limit_bytes(cluster: Cluster, profile: HardwareProfile) -> int:
+    """Bytes of the host's memory that a plan may take for one device: the cluster file's `host_memory_gib`, else the
+    profile's. Raises OptionError where neither says."""
+    return cluster.host_memory_bytes_per_device or profile.require_host().memory_bytes
+
+
 def memory_cap_note(options: PlanOptions, cluster: Cluster, profile: HardwareProfile) -> str | None:
     """A sentence where a budget or a cluster file's memory is more than the compiler gives programs; else None."""
     asked = options.memory_budget or cluster.memory_bytes_per_device or 0

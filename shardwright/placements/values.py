@@ -171,7 +171,9 @@ def mark_host_values(module: Module, found: HostValues) -> Module:
             if leaves:
                 key = (shape, tuple(sorted(leaves)))
                 shape = shapes.setdefault(key, _on_host(shape, key[1]))
-            called = {name: tuple(computations.get(each, each) for each in callees) for name, callees in old.called.items()}
+            called = {
+                name: tuple(computations.get(each, each) for each in callees) for name, callees in old.called.items()
+            }
             copies[old] = Instruction(
                 old.name, old.opcode, shape, tuple([copies[operand] for operand in old.operands]),
                 old.attributes, called, old.payload, old.index, old.is_root, old.line,

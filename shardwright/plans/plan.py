@@ -235,7 +235,8 @@ class CostSummary:
 class MemorySummary:
     """Predicted bytes on one device: the peak is arguments + outputs not aliased + temporaries + constants.
 
-    host_…: of what lies in the memory of the device's host, for this device; no part of the others.
+    host_…: of what lies in the memory of the device's host, for this device; no part of the others. host_limit_bytes:
+    what there may lie of it; 0: not asked.
     """
 
     arguments_bytes: int
@@ -245,6 +246,7 @@ class MemorySummary:
     host_arguments_bytes: int = 0
     host_outputs_bytes: int = 0  # not aliased to an argument
     host_temporaries_bytes: int = 0
+    host_limit_bytes: int = 0
 
     @property
     def host_bytes(self) -> int:

@@ -125,6 +125,8 @@ def _program_facts(plan: Plan) -> _Facts:
             "compute": format_seconds(cost.compute_s),
             "communication": format_seconds(cost.communication_s),
             "communication beside compute": format_seconds(cost.hidden_s),
+            **({"to and from the host": format_seconds(cost.transfers_s)} if cost.transfers_s else {}),
+            **({"host memory a device": format_bytes(memory.host_bytes)} if memory.host_bytes else {}),
             "memory peak a device": format_bytes(memory.peak_bytes),
             "memory of arguments a device": format_bytes(memory.arguments_bytes),
         },

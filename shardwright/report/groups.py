@@ -19,7 +19,7 @@ class VariableGroup:
     """Variables that differ only in a number of their name (a layer's index), or in the tree around the leaf, and share
     everything else.
 
-    bytes_per_device: of one of them, in storage.
+    bytes_per_device: of one of them, in storage. is_on_host: whether that is in the memory of the device's host.
     """
 
     name: str
@@ -29,6 +29,7 @@ class VariableGroup:
     stored_shape: tuple[int, ...]
     sharding: TensorSharding
     bytes_per_device: int
+    is_on_host: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -71,7 +72,7 @@ def group_variables(variables: Iterable[VariablePlan], mesh: Mesh) -> list[Varia
 
 
 def _layout(variable: VariablePlan) -> tuple[object, ...]:
-    return (variable.element_type, variable.user_shape, variable.stored_shape, variable.sharding)
+    return (variable.element_type, variable.user_shape, variable.stored_shape, variable.sharding, variable.is_on_host)
 
 
 def _group(heads: list[str], members: list[VariablePlan], mesh: Mesh) -> VariableGroup:
@@ -85,6 +86,7 @@ def _group(heads: list[str], members: list[VariablePlan], mesh: Mesh) -> Variabl
         stored_shape=first.stored_shape,
         sharding=first.sharding,
         bytes_per_device=shard_bytes(first.element_type, first.stored_shape, first.stored_sharding, mesh),
+        is_on_host=first.is_on_host,
     )
 
 

@@ -6,7 +6,7 @@ import re
 from collections import Counter
 from collections.abc import Iterable, Sequence
 
-from shardwright.plans.plan import TYPED, Plan, VariablePlan, count_combined
+from shardwright.plans.plan import TYPED, MemorySummary, Plan, VariablePlan, count_combined
 from shardwright.report.attention import describe_attention
 from shardwright.report.groups import is_copy
 from shardwright.report.kernels import describe_kernels
@@ -35,7 +35,9 @@ def summary(plan: Plan) -> list[tuple[str, str]]:
     chosen = "found by search" if plan.origin == "search" else plan.origin
     match = _KNOWN_AS.match(cost.bound_scope)
     chosen = f"{match[1]}, {chosen}" if match else chosen
-    parts = f"{format_seconds(cost.compute_s)} compute + {format_seconds(cost.communication_s)} communication"
+    moves = f" + {format_seconds(cost.transfers_s)} to and from the host" if cost.transfers_s else ""
+    communication = f"{format_seconds(cost.communication_s)} communication"
+    parts = f"{format_seconds(cost.compute_s)} compute{moves} + {communication}"
     arrival_s = _arrival_s(plan)
     parts += f", {format_seconds(arrival_s)} of it for inputs" if arrival_s >= _MIN_ARRIVAL * cost.step_s else ""
     parts += f" ({format_seconds(cost.hidden_s)} more beside compute)" if cost.hidden_s else ""
@@ -46,6 +48,7 @@ def summary(plan: Plan) -> list[tuple[str, str]]:
         ("step", f"{format_seconds(cost.step_s)} predicted = {parts}"),
         ("on the wire", f"{format_bytes(wire)} a device and step, {_runs(plan)}" if plan.collectives else "nothing"),
         ("memory", f"{format_bytes(memory.peak_bytes)} peak a device"),
+        *_host_memory(memory),
         *(("kernels" if not i else "", line) for i, line in enumerate(describe_kernels(known))),
         *(("attention" if not i else "", line) for i, line in enumerate(describe_attention(plan.attention))),
         *(("mixtures" if not i else "", line) for i, line in enumerate(describe_mixtures(plan.mixtures))),
@@ -54,6 +57,13 @@ def summary(plan: Plan) -> list[tuple[str, str]]:
         ("bound", certificate(cost, unknown)),
         ("prices", f"hardware profile {plan.hardware!r}{_describe_compile_options(plan)}"),
     ]
+
+
+def _host_memory(memory: MemorySummary) -> Iterable[tuple[str, str]]:
+    """`host memory 12.0 GiB a device (limit 232 GiB)`, where something lies there."""
+    if memory.host_bytes:
+        limit = f" (limit {format_bytes(memory.host_limit_bytes)})" if memory.host_limit_bytes else ""
+        yield "host memory", f"{format_bytes(memory.host_bytes)} a device{limit}"
 
 
 def _runs(plan: Plan) -> str:

@@ -12,7 +12,7 @@ from rich.table import Table
 from rich.text import Text
 
 from shardwright.cost.peak.memory import shard_bytes
-from shardwright.plans.plan import Plan, VariablePlan
+from shardwright.plans.plan import MemorySummary, Plan, VariablePlan
 from shardwright.plans.shardings import TensorSharding
 from shardwright.report.groups import CollectiveGroup, VariableGroup, group_collectives, group_variables
 from shardwright.report.search import (
@@ -70,6 +70,7 @@ def as_dict(plan: Plan) -> dict[str, Any]:
         "compute_s": plan.cost.compute_s,
         "communication_s": plan.cost.communication_s,
         "hidden_s": plan.cost.hidden_s,
+        "transfers_s": plan.cost.transfers_s,
         "lower_bound_s": plan.cost.lower_bound_s,
         "gap": plan.cost.gap if plan.cost.is_bounded else None,
         "bound_scope": plan.cost.bound_scope,
@@ -95,6 +96,8 @@ def as_dict(plan: Plan) -> dict[str, Any]:
             "temporaries_bytes": plan.memory.temporaries_bytes,
             "constants_bytes": plan.memory.constants_bytes,
             "peak_bytes": plan.memory.peak_bytes,
+            "host_bytes": plan.memory.host_bytes,
+            "host_limit_bytes": plan.memory.host_limit_bytes,
             "arguments_by_kind": dict(argument_bytes(plan)),
         },
         "candidates": [
@@ -133,6 +136,7 @@ def _variable_dict(group: VariableGroup) -> dict[str, Any]:
         "stored_shape": list(group.stored_shape),
         "split": [list(axes) for axes in group.sharding.dims],
         "bytes_per_device": group.bytes_per_device,
+        "is_on_host": group.is_on_host,
     }
 
 
@@ -157,10 +161,14 @@ def _variables(heading: str, variables: Sequence[VariablePlan], plan: Plan) -> l
         table.add_row(
             Wrapped(group.name),
             *(Text(cell) for cell in cells),
-            Text(describe_split(group.sharding).replace(", ", ",\n")),
+            Text(_describe_place(group).replace(", ", ",\n")),
             *(Text(cell) for cell in (*stored, format_bytes(group.bytes_per_device * group.count))),
         )
     return [title(heading), Padding(table, (0, 0, 1, 2))]
+
+
+def _describe_place(group: VariableGroup) -> str:
+    return describe_split(group.sharding) + (", on the host" if group.is_on_host else "")
 
 
 def _fresh(outputs: Sequence[VariablePlan]) -> list[VariablePlan]:
@@ -222,15 +230,35 @@ def _memory(plan: Plan) -> list[RenderableType]:
         ("temporaries", memory.temporaries_bytes),
         *((("constants, whole", memory.constants_bytes),) if memory.constants_bytes else ()),
         ("peak", memory.peak_bytes),
+        *_host_rows(memory),
     ):
         table.add_row(Text(label), Text(format_bytes(size_bytes)))
     return [title("Predicted memory per device"), Padding(table, (0, 0, 1, 2))]
 
 
-def argument_bytes(plan: Plan) -> list[tuple[str, int]]:
-    """(kind, bytes of one device) of inputs, parameters and optimizer state, in storage."""
+def _host_rows(memory: MemorySummary) -> list[tuple[str, int]]:
+    """What lies in the memory of the device's host, where something does."""
+    if not memory.host_bytes:
+        return []
     return [
-        (kind, sum(shard_bytes(v.element_type, v.stored_shape, v.stored_sharding, plan.mesh) for v in variables))
+        ("on its host", memory.host_bytes),
+        ("  arguments", memory.host_arguments_bytes),
+        ("  outputs, updates in place left out", memory.host_outputs_bytes),
+        ("  temporaries", memory.host_temporaries_bytes),
+    ]
+
+
+def argument_bytes(plan: Plan) -> list[tuple[str, int]]:
+    """(kind, bytes in one device's own memory) of inputs, parameters and optimizer state, in storage."""
+    return [
+        (
+            kind,
+            sum(
+                shard_bytes(v.element_type, v.stored_shape, v.stored_sharding, plan.mesh)
+                for v in variables
+                if not v.is_on_host
+            ),
+        )
         for kind, variables in state_kinds(plan)
         if variables
     ]

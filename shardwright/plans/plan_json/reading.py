@@ -385,7 +385,7 @@ def _read_instructions(
 
 def read_host_memory(memory: ObjectReader) -> dict[str, int]:
     """What lies in the memory of the host, where something does."""
-    fields = ("host_arguments_bytes", "host_outputs_bytes", "host_temporaries_bytes")
+    fields = ("host_arguments_bytes", "host_outputs_bytes", "host_temporaries_bytes", "host_limit_bytes")
     return {name: memory.integer(name) for name in fields if memory.has(name)}
 
 

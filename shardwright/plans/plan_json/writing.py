@@ -142,6 +142,7 @@ def encode_host_memory(memory: MemorySummary) -> dict[str, int]:
         "host_arguments_bytes": memory.host_arguments_bytes,
         "host_outputs_bytes": memory.host_outputs_bytes,
         "host_temporaries_bytes": memory.host_temporaries_bytes,
+        "host_limit_bytes": memory.host_limit_bytes,
     }
 
 
