@@ -224,10 +224,15 @@ def _raise_missing(array_id: int) -> StoredArray:
 
 
 # ---- numpy ↔ devices ---------------------------------------------------------
-@lru_cache(maxsize=1024)
 def sharding_of(layout: Layout) -> jax.sharding.NamedSharding:
-    """jax's sharding of a layout over its devices of the job."""
-    return to_named_sharding(jax_mesh(layout.mesh, mesh_devices()[layout.first_device :]), layout.sharding)
+    """jax's sharding of a layout over its devices of the job, in the memory in which programs have the array."""
+    return _sharding_of(layout, layout.is_on_host)
+
+
+@lru_cache(maxsize=1024)
+def _sharding_of(layout: Layout, is_on_host: bool) -> jax.sharding.NamedSharding:
+    mesh = jax_mesh(layout.mesh, mesh_devices()[layout.first_device :])
+    return to_named_sharding(mesh, layout.sharding, is_on_host=is_on_host)
 
 
 @lru_cache(maxsize=1)

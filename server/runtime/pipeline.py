@@ -171,6 +171,7 @@ def boundary_of(layout: Layout) -> BoundaryArray:
         shape=layout.shape,
         stored_shape=layout.stored_shape,
         sharding=layout.sharding,
+        is_on_host=layout.is_on_host,
     )
 
 

@@ -9,7 +9,7 @@ axes divide.
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import lru_cache
 from math import prod
 from typing import Any
@@ -29,7 +29,8 @@ class Layout:
     """Logical type of an array, its sharding over a mesh, and its stored (padded) shape.
 
     `view_of` are the dimensions that the user sees, where `shape` views the same elements otherwise; else None.
-    `first_device` is the cluster's device that comes first in the mesh.
+    `first_device` is the cluster's device that comes first in the mesh. `is_on_host`: whether programs have it in the
+    memory of the devices' hosts; no part of what makes two layouts equal: whoever runs a program brings it there.
 
     Raises PlanError where the ranks differ, an axis is unknown, or the stored
     shape is not divided by its axes.
@@ -42,6 +43,7 @@ class Layout:
     stored_shape: tuple[int, ...]
     view_of: tuple[int, ...] | None = None
     first_device: int = 0
+    is_on_host: bool = field(default=False, compare=False)
 
     def __post_init__(self) -> None:
         if self.first_device < 0:
@@ -76,6 +78,7 @@ class Layout:
             stored_shape=variable.stored_shape,
             view_of=variable.view_of,
             first_device=first_device,
+            is_on_host=variable.is_on_host,
         )
 
     @classmethod

@@ -73,6 +73,7 @@ def layout_to_proto(layout: Layout) -> common_pb2.ArrayLayout:
         stored_dimensions=layout.stored_shape,
         view_of=layout.view_of or (),
         first_device=layout.first_device,
+        is_on_host=layout.is_on_host,
     )
 
 
@@ -86,6 +87,7 @@ def layout_from_proto(message: common_pb2.ArrayLayout) -> Layout:
         stored_shape=tuple(message.stored_dimensions),
         view_of=tuple(message.view_of) or None,
         first_device=message.first_device,
+        is_on_host=message.is_on_host,
     )
     if layout.mesh.device_count > MAX_DEVICES:
         raise PlanError(f"a layout on {layout.mesh.device_count} devices", where=f"mesh {layout.mesh}")

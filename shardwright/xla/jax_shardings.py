@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 
 from shardwright.errors import CompilationError, PlanError
+from shardwright.placements import HOST
 from shardwright.plans.plan import CallTrees, Plan, VariablePlan
 from shardwright.plans.shardings import Mesh, TensorSharding
 from shardwright.xla import private
@@ -48,11 +49,19 @@ def mesh_devices() -> list[Any]:
     return sorted(jax.devices(), key=lambda device: (device.process_index, device.id))
 
 
-def to_named_sharding(mesh: jax.sharding.Mesh, sharding: TensorSharding) -> jax.sharding.NamedSharding:
-    """jax's form of a sharding; PlanError on a partial one: no array can have it."""
+def to_named_sharding(
+    mesh: jax.sharding.Mesh, sharding: TensorSharding, *, is_on_host: bool = False
+) -> jax.sharding.NamedSharding:
+    """jax's form of a sharding; PlanError on a partial one: no array can have it.
+
+    is_on_host: of an array in the memory of the devices' hosts. CPU devices are their own: there is one memory.
+    """
     import jax
 
-    return jax.sharding.NamedSharding(mesh, to_partition_spec(sharding, len(sharding.dims)))
+    spec = to_partition_spec(sharding, len(sharding.dims))
+    if not is_on_host or mesh.devices.flat[0].platform == "cpu":
+        return jax.sharding.NamedSharding(mesh, spec)
+    return jax.sharding.NamedSharding(mesh, spec, memory_kind=HOST)
 
 
 def to_partition_spec(sharding: TensorSharding, rank: int) -> jax.sharding.PartitionSpec:

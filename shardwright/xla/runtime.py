@@ -27,13 +27,15 @@ if TYPE_CHECKING:
 class BoundaryArray:
     """Sharding of one argument or output on the devices, compared and used by `load_program`.
 
-    stored_shape: dimensions in storage, padded to multiples of the axes.
+    stored_shape: dimensions in storage, padded to multiples of the axes. is_on_host: whether the program has it in the
+    memory of the devices' hosts.
     """
 
     element_type: str
     shape: tuple[int, ...]
     stored_shape: tuple[int, ...]
     sharding: TensorSharding
+    is_on_host: bool = False
 
     @classmethod
     def of(cls, variable: VariablePlan) -> BoundaryArray:
@@ -42,6 +44,7 @@ class BoundaryArray:
             shape=variable.shape,
             stored_shape=variable.stored_shape,
             sharding=variable.stored_sharding,
+            is_on_host=variable.is_on_host,
         )
 
 
@@ -60,8 +63,10 @@ class LoadedProgram:
         outputs: Sequence[BoundaryArray],
     ) -> None:
         self._executable = executable
-        self.argument_shardings = tuple(to_named_sharding(mesh, argument.sharding) for argument in arguments)
-        self.output_shardings = tuple(to_named_sharding(mesh, output.sharding) for output in outputs)
+        self.argument_shardings, self.output_shardings = (
+            tuple(to_named_sharding(mesh, each.sharding, is_on_host=each.is_on_host) for each in arrays)
+            for arrays in (arguments, outputs)
+        )
         self._expected = [
             (sharding, argument.stored_shape, to_dtype(argument.element_type))
             for argument, sharding in zip(arguments, self.argument_shardings, strict=True)
@@ -80,9 +85,12 @@ class LoadedProgram:
         """
         if len(arrays) != len(self._expected):
             raise ExecutionError(f"the program takes {len(self._expected)} arguments, {len(arrays)} were given")
+        moved: dict[int, jax.Array] = {}
         for number, (array, (sharding, shape, dtype)) in enumerate(zip(arrays, self._expected, strict=True)):
             if array.shape != shape or array.dtype != dtype or array.sharding != sharding:
-                self._refuse(number, array)
+                moved[number] = self._bring(number, array)
+        if moved:
+            arrays = [moved.get(number, array) for number, array in enumerate(arrays)]
         try:
             return private.execute(self._executable, arrays, self._handlers)
         except Exception as error:
@@ -92,11 +100,21 @@ class LoadedProgram:
             said = f"XLA could not start the program: {beginning_of(error)}"
             raise ExecutionError(said, remedy=remedy_of(error)) from error
 
-    def _refuse(self, number: int, array: jax.Array) -> None:
-        """Raises on an argument of another type; other spellings of its sharding pass."""
+    def _bring(self, number: int, array: jax.Array) -> jax.Array:
+        """An argument that lies as it should in the other memory of its devices, in the right one; other spellings of
+        its sharding pass. Raises on an argument of another type."""
+        import jax
+
         sharding, shape, dtype = self._expected[number]
-        if array.shape == shape and array.dtype == dtype and array.sharding.is_equivalent_to(sharding, len(shape)):
-            return
+        if array.shape == shape and array.dtype == dtype:
+            if array.sharding.is_equivalent_to(sharding, len(shape)):
+                return array
+            kind = array.sharding.memory_kind
+            if kind != sharding.memory_kind and array.sharding.is_equivalent_to(
+                sharding.with_memory_kind(kind), len(shape)
+            ):
+                brought: jax.Array = jax.device_put(array, sharding)
+                return brought
         raise ExecutionError(
             f"the program takes {dtype}{list(shape)} as {sharding.spec}, "
             f"not {array.dtype}{list(array.shape)} as {array.sharding}",

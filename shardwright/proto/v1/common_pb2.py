@@ -24,7 +24,7 @@ _sym_db = _symbol_database.Default()
 
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n!shardwright/proto/v1/common.proto\x12\x14shardwright.proto.v1\"E\n\x05\x45rror\x12\x0c\n\x04\x63ode\x18\x01 \x01(\t\x12\x0f\n\x07message\x18\x02 \x01(\t\x12\r\n\x05where\x18\x03 \x01(\t\x12\x0e\n\x06remedy\x18\x04 \x01(\t\"\x1d\n\rDimensionAxes\x12\x0c\n\x04\x61xes\x18\x01 \x03(\t\"&\n\x08MeshAxis\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x0c\n\x04size\x18\x02 \x01(\x03\"5\n\tArrayType\x12\x14\n\x0c\x65lement_type\x18\x01 \x01(\t\x12\x12\n\ndimensions\x18\x02 \x03(\x03\"\xe5\x01\n\x0b\x41rrayLayout\x12-\n\x04type\x18\x01 \x01(\x0b\x32\x1f.shardwright.proto.v1.ArrayType\x12,\n\x04mesh\x18\x02 \x03(\x0b\x32\x1e.shardwright.proto.v1.MeshAxis\x12\x37\n\ndimensions\x18\x03 \x03(\x0b\x32#.shardwright.proto.v1.DimensionAxes\x12\x19\n\x11stored_dimensions\x18\x04 \x03(\x03\x12\x0f\n\x07view_of\x18\x05 \x03(\x03\x12\x14\n\x0c\x66irst_device\x18\x06 \x01(\x05\x62\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n!shardwright/proto/v1/common.proto\x12\x14shardwright.proto.v1\"E\n\x05\x45rror\x12\x0c\n\x04\x63ode\x18\x01 \x01(\t\x12\x0f\n\x07message\x18\x02 \x01(\t\x12\r\n\x05where\x18\x03 \x01(\t\x12\x0e\n\x06remedy\x18\x04 \x01(\t\"\x1d\n\rDimensionAxes\x12\x0c\n\x04\x61xes\x18\x01 \x03(\t\"&\n\x08MeshAxis\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x0c\n\x04size\x18\x02 \x01(\x03\"5\n\tArrayType\x12\x14\n\x0c\x65lement_type\x18\x01 \x01(\t\x12\x12\n\ndimensions\x18\x02 \x03(\x03\"\xf9\x01\n\x0b\x41rrayLayout\x12-\n\x04type\x18\x01 \x01(\x0b\x32\x1f.shardwright.proto.v1.ArrayType\x12,\n\x04mesh\x18\x02 \x03(\x0b\x32\x1e.shardwright.proto.v1.MeshAxis\x12\x37\n\ndimensions\x18\x03 \x03(\x0b\x32#.shardwright.proto.v1.DimensionAxes\x12\x19\n\x11stored_dimensions\x18\x04 \x03(\x03\x12\x0f\n\x07view_of\x18\x05 \x03(\x03\x12\x14\n\x0c\x66irst_device\x18\x06 \x01(\x05\x12\x12\n\nis_on_host\x18\x07 \x01(\x08\x62\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -40,5 +40,5 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_ARRAYTYPE']._serialized_start=201
   _globals['_ARRAYTYPE']._serialized_end=254
   _globals['_ARRAYLAYOUT']._serialized_start=257
-  _globals['_ARRAYLAYOUT']._serialized_end=486
+  _globals['_ARRAYLAYOUT']._serialized_end=506
 # @@protoc_insertion_point(module_scope)

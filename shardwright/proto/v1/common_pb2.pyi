@@ -41,17 +41,19 @@ class ArrayType(_message.Message):
     def __init__(self, element_type: _Optional[str] = ..., dimensions: _Optional[_Iterable[int]] = ...) -> None: ...
 
 class ArrayLayout(_message.Message):
-    __slots__ = ("type", "mesh", "dimensions", "stored_dimensions", "view_of", "first_device")
+    __slots__ = ("type", "mesh", "dimensions", "stored_dimensions", "view_of", "first_device", "is_on_host")
     TYPE_FIELD_NUMBER: _ClassVar[int]
     MESH_FIELD_NUMBER: _ClassVar[int]
     DIMENSIONS_FIELD_NUMBER: _ClassVar[int]
     STORED_DIMENSIONS_FIELD_NUMBER: _ClassVar[int]
     VIEW_OF_FIELD_NUMBER: _ClassVar[int]
     FIRST_DEVICE_FIELD_NUMBER: _ClassVar[int]
+    IS_ON_HOST_FIELD_NUMBER: _ClassVar[int]
     type: ArrayType
     mesh: _containers.RepeatedCompositeFieldContainer[MeshAxis]
     dimensions: _containers.RepeatedCompositeFieldContainer[DimensionAxes]
     stored_dimensions: _containers.RepeatedScalarFieldContainer[int]
     view_of: _containers.RepeatedScalarFieldContainer[int]
     first_device: int
-    def __init__(self, type: _Optional[_Union[ArrayType, _Mapping]] = ..., mesh: _Optional[_Iterable[_Union[MeshAxis, _Mapping]]] = ..., dimensions: _Optional[_Iterable[_Union[DimensionAxes, _Mapping]]] = ..., stored_dimensions: _Optional[_Iterable[int]] = ..., view_of: _Optional[_Iterable[int]] = ..., first_device: _Optional[int] = ...) -> None: ...
+    is_on_host: bool
+    def __init__(self, type: _Optional[_Union[ArrayType, _Mapping]] = ..., mesh: _Optional[_Iterable[_Union[MeshAxis, _Mapping]]] = ..., dimensions: _Optional[_Iterable[_Union[DimensionAxes, _Mapping]]] = ..., stored_dimensions: _Optional[_Iterable[int]] = ..., view_of: _Optional[_Iterable[int]] = ..., first_device: _Optional[int] = ..., is_on_host: _Optional[bool] = ...) -> None: ...
