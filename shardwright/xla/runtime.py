@@ -110,9 +110,8 @@ class LoadedProgram:
             if array.sharding.is_equivalent_to(sharding, len(shape)):
                 return array
             kind = array.sharding.memory_kind
-            if kind != sharding.memory_kind and array.sharding.is_equivalent_to(
-                sharding.with_memory_kind(kind), len(shape)
-            ):
+            there = sharding if kind is None else sharding.with_memory_kind(kind)
+            if kind != sharding.memory_kind and array.sharding.is_equivalent_to(there, len(shape)):
                 brought: jax.Array = jax.device_put(array, sharding)
                 return brought
         raise ExecutionError(
