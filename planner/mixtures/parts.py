@@ -119,6 +119,7 @@ class _Finder:
         experts = products | (behind & ahead)
         combine = self._to_tokens((behind - ahead) | experts, experts)
         dispatch = self._from_tokens((ahead - behind) | experts, experts)
+        combine |= self._reach(combine, lambda i: i.operands, self._is_number_by_row) - dispatch - experts
         integers = [product.operands[2] for product in self._products]
         integers += [each.operands[_PLACES[each.opcode]] for each in dispatch if each.opcode in _PLACES]
         dispatch |= self._integers(integers)
@@ -130,11 +131,17 @@ class _Finder:
     # ---- rows ------------------------------------------------------------------------
     def _is_by_row(self, instruction: Instruction) -> bool:
         """Whether it computes rows of rows; a constant's are nobody's."""
-        if instruction.opcode == "broadcast" and not instruction.operands[0].shape.leaves[0].dimensions:
+        if _is_splat(instruction):
             return False
         if instruction.opcode in _OUTSIDE or instruction.opcode in _MOVES or instruction.opcode in _SUMS:
             return False
         return any(leaf.dimensions and leaf.dimensions[0] in self._rows for leaf in instruction.shape.leaves)
+
+    def _is_number_by_row(self, instruction: Instruction) -> bool:
+        """Whether it makes a weight for each row, or spreads them along the rows."""
+        if not _is_real(instruction) or instruction.opcode in _OUTSIDE | _SUMS or _is_splat(instruction):
+            return False
+        return _elements(instruction.operands[0] if instruction.opcode == "broadcast" else instruction) in self._rows
 
     def _row_operands(self, instruction: Instruction) -> list[Instruction]:
         """What gives an instruction its rows: of a product all but matrices and sizes."""
@@ -186,7 +193,7 @@ class _Finder:
             for operand in self._row_operands(instruction):
                 if operand in found or operand in experts or not _is_real(operand) or operand.opcode in _OUTSIDE:
                     continue
-                if operand.opcode == "broadcast" and not operand.operands[0].shape.leaves[0].dimensions:
+                if _is_splat(operand):
                     continue
                 if _elements(operand) in sizes:
                     found.add(operand)
@@ -216,6 +223,11 @@ class _Finder:
 def _elements(instruction: Instruction) -> int:
     """Of the largest array of a result."""
     return max((prod(leaf.dimensions) for leaf in instruction.shape.leaves), default=0)
+
+
+def _is_splat(instruction: Instruction) -> bool:
+    """Whether all its elements are one number."""
+    return instruction.opcode == "broadcast" and not instruction.operands[0].shape.leaves[0].dimensions
 
 
 def _is_real(instruction: Instruction) -> bool:
