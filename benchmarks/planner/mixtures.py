@@ -2,7 +2,7 @@
 
 Of each plan: predicted step, and what the plan says of experts. Of what XLA:GPU makes of it, without a GPU, for one
 device: operations of products beside those that rows need, bytes of collectives beside those of rows that are sent and
-returned, the largest array, and the peak. Then which form is faster, by name.
+returned, the largest array but for scores of attention, and the peak. Then which form is faster, by name.
 
     python -m benchmarks.planner.mixtures [--devices 8 64] [--experts 16 64] [--forms ragged onehot]
         [--expert-capacity 1.1] [--no-compile] [--json FILE]    # make gpu-packages first
@@ -40,7 +40,8 @@ class Row:
     expert_flops: all rows' work, shared equally. other_flops: what all other products need, shared equally.
     row_bytes: of the rows sent and returned, shared equally, less those that stay. parts: what the plan says of
     dispatch, experts and combine: seconds, bytes on the wire, operations. As compiled: product_flops: of all products;
-    moved_bytes: of all-to-alls; wire_bytes: of all collectives; largest: the largest array.
+    moved_bytes: of all-to-alls; wire_bytes: of all collectives; largest: the largest array but for
+    scores of attention.
     """
 
     devices: int
@@ -118,7 +119,7 @@ def measure(config: Config, devices: int, capacity: float | None, is_compiled: b
         experts_note=next((note for note in plan.notes if note.startswith("experts:")), ""),
     )
     if is_compiled:
-        row = _compile(row, plan)
+        row = _compile(row, plan, config.context)
     print_row(row)
     return row
 
@@ -128,7 +129,7 @@ def lower(config: Config) -> str:
     return str(sw.lower(train_step, *types, donate_argnums=(0, 1), platform="cuda").as_text())
 
 
-def _compile(row: Row, plan: Any) -> Row:
+def _compile(row: Row, plan: Any, context: int) -> Row:
     """The row with what XLA:GPU makes of the plan."""
     with CompileService(row.devices, children=1, compiler=find_compiler("h100", row.devices)) as service:
         program = service.compile(plan.require_hlo(), plan, want_executable=False)
@@ -139,7 +140,7 @@ def _compile(row: Row, plan: Any) -> Row:
         product_flops=counts.product_flops,
         moved_bytes=counts.wire_by_kind().get("all-to-all", (0, 0.0))[1],
         wire_bytes=counts.wire_bytes,
-        largest=format_shape(largest_array(program.partitioned)),
+        largest=format_shape(largest_array(program.partitioned, rows=context)),
         peak_bytes=program.memory.peak_bytes,
     )
 

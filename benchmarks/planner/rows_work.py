@@ -21,10 +21,10 @@ def count_product_flops(text: str) -> dict[str, float]:
     return flops
 
 
-def largest_array(text: str) -> ArrayShape:
-    """Of a program's results of instructions, tuples aside."""
+def largest_array(text: str, *, rows: int) -> ArrayShape:
+    """Of a program's results of instructions, tuples aside, and scores of attention, of `rows` × `rows`."""
     arrays = (i.shape for i in parse(text).instructions() if isinstance(i.shape, ArrayShape))
-    return max(arrays, key=lambda array: array.size_bytes)
+    return max((each for each in arrays if each.dimensions.count(rows) < 2), key=lambda array: array.size_bytes)
 
 
 def _runs(computation: Computation, runs: float) -> Iterator[tuple[Instruction, float]]:
