@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import os
 import re
 import shutil
@@ -124,8 +125,44 @@ def rank_variables(
     if meeting:
         values["MEETING"] = meeting
     variables = {f"SHARDWRIGHT_{name}": str(value) for name, value in values.items()}
+    variables |= peer_variables(place, size, coordinator)
     # Rank 0's `jax.distributed.initialize` starts a service in any case: this one out of everybody's way.
     return {**variables, "JAX_COORDINATOR_ADDRESS": coordinator, "JAX_COORDINATOR_BIND_ADDRESS": "127.0.0.1:0"}
+
+
+#: Ports of torch.distributed's store on rank 0's host: those that the kernel gives to nobody who asks for any.
+_STORE_PORTS = range(61440, 65536)
+
+
+def peer_variables(place: Placement, size: int, coordinator: str) -> dict[str, str]:
+    """The same place by the names of `horovodrun` and `torchrun`, for programs and libraries that read those.
+
+    `MASTER_ADDR`, `MASTER_PORT`: of rank 0's host, for a store that rank 0 opens there; jobs differ in the port.
+    """
+    horovod = {
+        "RANK": place.rank,
+        "SIZE": size,
+        "LOCAL_RANK": place.local_rank,
+        "LOCAL_SIZE": place.local_size,
+        "CROSS_RANK": place.cross_rank,
+        "CROSS_SIZE": place.cross_size,
+        "HOSTNAME": place.host.name,
+        "CONTROLLER": "gloo",
+    }
+    digest = hashlib.blake2b(coordinator.encode(), digest_size=4).hexdigest()
+    torchrun = {
+        "RANK": place.rank,
+        "WORLD_SIZE": size,
+        "LOCAL_RANK": place.local_rank,
+        "LOCAL_WORLD_SIZE": place.local_size,
+        "GROUP_RANK": place.cross_rank,
+        "GROUP_WORLD_SIZE": place.cross_size,
+        "MASTER_ADDR": place.first_host,
+        "MASTER_PORT": _STORE_PORTS[int(digest, 16) % len(_STORE_PORTS)],
+        "TORCHELASTIC_RUN_ID": digest,
+    }
+    named = {f"HOROVOD_{name}": value for name, value in horovod.items()} | torchrun
+    return {name: str(value) for name, value in named.items()}
 
 
 def check_job(hosts: Sequence[Host], environment: Mapping[str, str]) -> Job:

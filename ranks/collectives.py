@@ -286,7 +286,8 @@ class _Reduction:
 @functools.lru_cache(maxsize=1024)
 def _call_of(reduction: _Reduction, kind: str, name: str, types: tuple[TensorType, ...]) -> str:
     """The text of a reduction, for `agree`."""
-    options = [f"as {reduction.compression.type_name}"] if reduction.compression else []
+    is_cast = reduction.compression is not None and reduction.compression.type_name
+    options = [f"as {reduction.compression.type_name}"] if reduction.compression and is_cast else []
     if (reduction.prescale, reduction.postscale) != (1.0, 1.0):
         options.append(f"scaled by {reduction.prescale!r} and {reduction.postscale!r}")
     return describe(
@@ -438,7 +439,7 @@ def _scatter_blocks(process_set: ProcessSet, blocks: np.ndarray, divisor: int) -
     """This rank's row of the sum over ranks of [size, n] blocks, in pieces of columns."""
     size, length = blocks.shape
     if size == 1:
-        return operations.divide(blocks[0], divisor)
+        return operations.divide(blocks[0].copy(), divisor)
     mine = np.empty(length, blocks.dtype)
     for start, count in fusion.pieces(process_set, length, blocks.dtype.itemsize * size, ReduceOp.SUM):
         part = np.zeros((1, size, programs.round_up(count)), blocks.dtype)

@@ -7,6 +7,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 import ml_dtypes
 import numpy as np
@@ -19,14 +20,40 @@ _WIRE_TYPES = {"float16": np.dtype("float16"), "bfloat16": np.dtype(ml_dtypes.bf
 
 @dataclass(frozen=True, slots=True)
 class Cast:
-    """Longer floats are cast to `type_name` on the wire, and back. Anything else stays as it is."""
+    """Longer floats are cast to `type_name` on the wire, and back; "" casts nothing. Anything else stays as it is."""
 
     type_name: str
 
     def wire_type(self, dtype: np.dtype) -> np.dtype:
         """The type on the wire of an array of `dtype`."""
+        if not self.type_name:
+            return dtype
         wire = _WIRE_TYPES[self.type_name]
         return wire if is_float(dtype) and dtype.itemsize > wire.itemsize else dtype
+
+    def compress(self, array: Any) -> tuple[Any, Any]:
+        """An array of numpy, JAX or PyTorch as it is on the wire, and its own type for `decompress`."""
+        if hasattr(array, "is_floating_point"):
+            return (array.to(self._torch_type()) if self._is_longer(array) else array), array.dtype
+        dtype = np.dtype(array.dtype)
+        wire = self.wire_type(dtype)
+        return (array if wire == dtype else array.astype(wire)), dtype
+
+    def decompress(self, array: Any, dtype: Any) -> Any:
+        """An array in its own type again."""
+        if array.dtype == dtype:
+            return array
+        return array.to(dtype) if hasattr(array, "is_floating_point") else array.astype(dtype)
+
+    def _is_longer(self, tensor: Any) -> bool:
+        if not self.type_name or not tensor.is_floating_point():
+            return False
+        return bool(tensor.element_size() > _WIRE_TYPES[self.type_name].itemsize)
+
+    def _torch_type(self) -> Any:
+        import torch
+
+        return getattr(torch, self.type_name)
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,7 +88,7 @@ class PowerSGD:
 class Compression:
     """The ways to compress, by name."""
 
-    none: None = None
+    none = Cast("")
     fp16 = Cast("float16")
     bf16 = Cast("bfloat16")
     top_k = TopK

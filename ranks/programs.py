@@ -123,6 +123,8 @@ def run(process_set: ProcessSet, body: _Body, part: Any, *, replicated: bool = F
         try:
             result: jax.Array = _program(process_set.mesh, body, replicated)(process_set.put(part))
             return result.addressable_data(0)
+        except CollectiveError:
+            raise
         except (RuntimeError, ValueError) as error:
             raise to_collective_error(error, process_set) from error
 

@@ -7,19 +7,24 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any
 
 import numpy as np
 import torch
 
-from shardwright.errors import OptionError
+from shardwright.errors import OptionError, ShardwrightWarning
 from shardwright.ranks import host_copies, objects, operations
 from shardwright.ranks.collectives import allgather, allreduce, broadcast
 from shardwright.ranks.compression import Cast
 from shardwright.ranks.gradient_options import check_gradient_options
 from shardwright.ranks.operations import ReduceOp
 from shardwright.ranks.process_sets import ProcessSet
+
+
+class SynchronizedTwiceWarning(ShardwrightWarning):
+    """A step exchanges gradients that `synchronize` has exchanged."""
 
 
 def DistributedOptimizer(
@@ -45,36 +50,59 @@ def DistributedOptimizer(
         with optimizer.skip_synchronize():
             optimizer.step()
 
-    named_parameters: checked for names that occur twice, as Horovod does. Raises OptionError.
+    A rank outside of process_set steps with its own gradients. named_parameters: names of all of them, each once.
+    Raises OptionError.
     """
     op = operations.to_op(op)
-    _check_options(optimizer, named_parameters, compression, backward_passes_per_step, op, gradient_predivide_factor)
+    _check_options(optimizer, compression, backward_passes_per_step, op, gradient_predivide_factor)
+    names = _name_parameters(optimizer, named_parameters)
     base = type(optimizer)
     optimizer.__class__ = type(base.__name__, (_Distributed, base), {"__module__": base.__module__})
     optimizer._exchange = _Exchange(op, compression, gradient_predivide_factor, sparse_as_dense, process_set)
-    optimizer._skips = False
+    optimizer._skips = optimizer._synchronized = False
+    optimizer._parameter_names = names
     if (patched := vars(optimizer).get("step")) is not None:  # by a learning rate scheduler, made before
         optimizer.step = functools.wraps(patched)(functools.partial(optimizer._step, patched))
     return optimizer
 
 
 def _check_options(
-    optimizer: Any,
-    named: Iterable[tuple[str, Any]] | None,
-    compression: Any,
-    passes: Any,
-    op: ReduceOp,
-    predivide: float,
+    optimizer: Any, compression: Any, passes: Any, op: ReduceOp, predivide: float
 ) -> None:
     if not isinstance(optimizer, torch.optim.Optimizer):
         raise OptionError(f"a {type(optimizer).__name__} is no torch.optim.Optimizer", where="optimizer")
     if isinstance(optimizer, _Distributed):
         raise OptionError("it is distributed already", where="optimizer", remedy="wrap it once")
-    names = [name for name, _ in named or ()]
-    twice = [name for name in names if names.count(name) > 1]
-    if twice:
-        raise OptionError(f"{twice[0]!r} is named twice", where="named_parameters", remedy="give each its own name")
     check_gradient_options("PyTorch", compression, passes, op, predivide)
+
+
+def _name_parameters(optimizer: Any, named: Iterable[tuple[str, Any]] | None) -> dict[Any, str]:
+    """The name of each parameter. Raises OptionError for a name that comes twice, and for parameters without one."""
+    groups = [group["params"] for group in optimizer.param_groups]
+    if named is None:
+        return {
+            param: f"allreduce.noname.{index}.{place}"
+            for index, group in enumerate(groups)
+            for place, param in enumerate(group)
+        }
+    pairs = list(named)
+    if not all(isinstance(pair, tuple) and len(pair) == 2 for pair in pairs):
+        remedy = "pass model.named_parameters()"
+        raise OptionError("expected pairs of a name and a parameter", where="named_parameters", remedy=remedy)
+    seen: set[str] = set()
+    for name, _ in pairs:
+        if name in seen:
+            raise OptionError(f"{name!r} is named twice", where="named_parameters", remedy="give each its own name")
+        seen.add(name)
+    names = {param: name for name, param in pairs}
+    missing = [param for group in groups for param in group if param not in names]
+    if missing:
+        raise OptionError(
+            f"{len(missing)} parameters of the optimizer have no name, the first of shape {list(missing[0].shape)}",
+            where="named_parameters",
+            remedy="name all of them, or leave named_parameters out",
+        )
+    return names
 
 
 class _Distributed:
@@ -82,11 +110,14 @@ class _Distributed:
 
     param_groups: list[dict[str, Any]]
     _exchange: _Exchange
+    _parameter_names: dict[Any, str]
     _skips: bool
+    _synchronized: bool
 
     def synchronize(self) -> None:
         """Exchange the gradients now; `step` under `skip_synchronize` then uses them as they are."""
         self._exchange([param for group in self.param_groups for param in group["params"] if param.requires_grad])
+        self._synchronized = True
 
     @contextlib.contextmanager
     def skip_synchronize(self) -> Iterator[None]:
@@ -102,18 +133,29 @@ class _Distributed:
         return self._step(super().step, closure)  # type: ignore[misc]
 
     def _step(self, inner: Callable[..., Any], closure: Callable[[], Any] | None = None) -> Any:
-        if closure is None:
-            if not self._skips:
-                self.synchronize()
-            return inner()
+        if self._synchronized and not self._skips:
+            warnings.warn(
+                "optimizer.step() called without optimizer.skip_synchronize() after synchronize(): the gradients are "
+                "exchanged once more. Write: with optimizer.skip_synchronize(): optimizer.step()",
+                SynchronizedTwiceWarning,
+                stacklevel=3,
+            )
+        try:
+            return inner() if self._exchange_before(closure) else inner(functools.partial(self._run_closure, closure))
+        finally:
+            self._synchronized = False
 
-        def run_closure() -> Any:
-            loss = closure()
-            if not self._skips:
-                self.synchronize()
-            return loss
+    def _exchange_before(self, closure: Callable[[], Any] | None) -> bool:
+        """Exchange the gradients of a step without a closure, if it has none."""
+        if closure is None and not self._skips:
+            self.synchronize()
+        return closure is None
 
-        return inner(run_closure)
+    def _run_closure(self, closure: Callable[[], Any]) -> Any:
+        loss = closure()
+        if not self._skips:
+            self.synchronize()
+        return loss
 
 
 class _Exchange:
@@ -129,6 +171,8 @@ class _Exchange:
         self._group = group
 
     def __call__(self, params: list[Any]) -> None:
+        if self._group is not None and not self._group.included():
+            return
         kinds = self._kinds_at_any_rank(params)
         dense = [param for param, kind in zip(params, kinds, strict=True) if kind == 1]
         sparse = [param for param, kind in zip(params, kinds, strict=True) if kind == 2]
@@ -164,7 +208,9 @@ class _Exchange:
             compression=self._compression,
         )
         for param, grad in zip(params, reduced, strict=True):
-            if param.grad is None or param.grad.is_sparse:
+            if param.grad is not None and param.grad.is_sparse:
+                param.grad = grad.to_sparse(param.grad.sparse_dim())
+            elif param.grad is None:
                 param.grad = grad
             else:
                 param.grad.copy_(grad)
@@ -194,13 +240,11 @@ def _dense(param: Any) -> Any:
     return param.grad.to_dense() if param.grad.is_sparse else param.grad
 
 
-def broadcast_parameters(params: Mapping[str, Any] | Iterable[tuple[str, Any]], root_rank: int = 0) -> None:
-    """Put the tensors of rank `root_rank` into those of every rank: a `state_dict()`, or `named_parameters()`."""
-    tensors = {
-        name: tensor
-        for name, tensor in (params.items() if isinstance(params, Mapping) else params)
-        if isinstance(tensor, torch.Tensor)
-    }
+def broadcast_parameters(params: Mapping[str, Any] | Iterable[Any], root_rank: int = 0) -> None:
+    """Put the tensors of rank `root_rank` into those of every rank: a `state_dict()`, `named_parameters()`, a list."""
+    items = params.items() if isinstance(params, Mapping) else enumerate(params)
+    named = [value if isinstance(value, tuple) else (str(name), value) for name, value in items]
+    tensors = {name: tensor for name, tensor in named if isinstance(tensor, torch.Tensor)}
     sent = broadcast({name: tensor.detach() for name, tensor in tensors.items()}, root_rank, name="parameters")
     with torch.no_grad():
         for name, tensor in tensors.items():
@@ -212,15 +256,3 @@ def broadcast_optimizer_state(optimizer: Any, root_rank: int = 0) -> None:
     own = host_copies.copy_to_host(optimizer)
     message = objects.broadcast_object(host_copies.pack(own, "optimizer"), root_rank, name="optimizer state")
     host_copies.restore(host_copies.unpack(message, own, "optimizer"), optimizer)
-
-
-def allreduce_(tensor: Any, op: ReduceOp | str = ReduceOp.AVERAGE, **options: Any) -> Any:
-    """`allreduce` into the tensor itself."""
-    with torch.no_grad():
-        return tensor.copy_(allreduce(tensor, op, **options))
-
-
-def broadcast_(tensor: Any, root_rank: int = 0, **options: Any) -> Any:
-    """`broadcast` into the tensor itself."""
-    with torch.no_grad():
-        return tensor.copy_(broadcast(tensor, root_rank, **options))

@@ -263,8 +263,11 @@ class LaunchError(ShardwrightError):
     code = "launch"
 
 
-class CollectiveError(ShardwrightError):
-    """A collective that ranks call differently, that a type is not defined for, or that is called outside a job."""
+class CollectiveError(ShardwrightError, RuntimeError):
+    """A collective that ranks call differently, that a type is not defined for, or that is called outside a job.
+
+    It is a RuntimeError as well, which programs for PyTorch and Horovod catch.
+    """
 
     code = "collective"
 

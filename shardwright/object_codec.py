@@ -2,7 +2,8 @@
 
 A message is a JSON head and `.npy` records behind it. The head keeps what JSON alone would lose: a value that is not
 text, a finite number, a bool, None or a list is an object of one key, its kind: `{"tuple": […]}`,
-`{"dict": [[key, value], …]}`, `{"array": index}`.
+`{"dict": [[key, value], …]}`, `{"array": index}`. Kinds of the standard library and of classes are in
+`object_classes.py`.
 """
 
 from __future__ import annotations
@@ -18,11 +19,15 @@ from typing import Any
 
 import numpy as np
 
+from shardwright import object_classes
 from shardwright.errors import CollectiveError, ObjectTypeError
 
 _LENGTH = struct.Struct("<Q")
 _MAX_DEPTH = 200
-_REMEDY = "send numbers, text, bytes, None, arrays, and lists, tuples, sets and dicts of them"
+_REMEDY = (
+    "send numbers, text, bytes, None, arrays, dates, paths, enums, data classes, and lists, tuples, sets and dicts of "
+    "them"
+)
 
 
 # ---- writing ---------------------------------------------------------------------
@@ -57,6 +62,11 @@ def _encode(value: Any, path: str, arrays: list[bytes], depth: int) -> Any:
         return {"scalar": _store(np.asarray(value), path, arrays)}
     if isinstance(value, np.ndarray) or _is_jax_array(value):
         return {"array": _store(_as_numpy(value, path), path, arrays)}
+    if _is_torch_tensor(value):
+        return {"torch": _store(_torch_as_numpy(value, path), path, arrays)}
+    parts = object_classes.take_apart(value)
+    if parts is not None:
+        return {parts[0]: _encode(parts[1], path, arrays, depth + 1)}
     raise ObjectTypeError(f"a {kind.__module__}.{kind.__qualname__} cannot be sent", where=path, remedy=_REMEDY)
 
 
@@ -99,6 +109,34 @@ _WRITERS: dict[type, Callable[[Any, str, list[bytes], int], Any]] = {
 def _is_jax_array(value: Any) -> bool:
     jax: Any = sys.modules.get("jax")
     return jax is not None and isinstance(value, jax.Array)
+
+
+def _is_torch_tensor(value: Any) -> bool:
+    torch: Any = sys.modules.get("torch")
+    return torch is not None and isinstance(value, torch.Tensor)
+
+
+def _torch_as_numpy(tensor: Any, path: str) -> np.ndarray:
+    import ml_dtypes
+    import torch
+
+    if tensor.layout is not torch.strided or tensor.is_quantized or tensor.is_meta:
+        raise ObjectTypeError("a tensor that is not dense cannot be sent", where=path, remedy="call to_dense() first")
+    local = tensor.detach().resolve_conj().resolve_neg().cpu().contiguous()
+    if local.dtype is torch.bfloat16:
+        return np.asarray(local.view(torch.int16).numpy().view(ml_dtypes.bfloat16))
+    try:
+        return np.asarray(local.numpy())
+    except TypeError as error:  # a type that numpy does not have
+        raise ObjectTypeError(f"this tensor cannot be read: {error}", where=path, remedy=_REMEDY) from None
+
+
+def _as_torch(array: np.ndarray) -> Any:
+    import torch
+
+    if array.dtype.name == "bfloat16":
+        return torch.from_numpy(array.view(np.int16)).view(torch.bfloat16)
+    return torch.from_numpy(array)
 
 
 def _as_numpy(value: Any, path: str) -> np.ndarray:
@@ -171,7 +209,7 @@ def _decode(data: Any, arrays: list[np.ndarray]) -> Any:
     if not isinstance(data, dict):
         return data
     ((kind, content),) = data.items()
-    if kind in ("array", "scalar"):
+    if kind in ("array", "scalar", "torch"):
         index, name = content
         array = arrays[index]
         if name:
@@ -179,7 +217,11 @@ def _decode(data: Any, arrays: list[np.ndarray]) -> Any:
             if dtype is None:
                 raise ValueError(f"no type {name!r}")
             array = array.view(dtype)
+        if kind == "torch":
+            return _as_torch(array)
         return array if kind == "array" else array[()]
+    if kind in object_classes.KINDS:
+        return object_classes.put_together(kind, _decode(content, arrays))
     return _READERS[kind](content, arrays)
 
 

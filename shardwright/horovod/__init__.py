@@ -2,14 +2,25 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
 from shardwright.horovod import elastic
-from shardwright.ranks import (
-    Compression,
-    DistributedOptimizer,
-    ProcessSet,
-    ReduceOp,
+from shardwright.horovod.basics import (
+    ccl_built,
+    cuda_built,
+    ddl_built,
+    gloo_built,
+    gloo_enabled,
+    init,
+    is_homogeneous,
+    mpi_built,
+    mpi_enabled,
+    mpi_threads_supported,
+    nccl_built,
+    rocm_built,
+    run,
+    shutdown,
+    start_timeline,
+)
+from shardwright.horovod.collectives import (
     allgather,
     allgather_async,
     allgather_object,
@@ -21,87 +32,58 @@ from shardwright.ranks import (
     broadcast,
     broadcast_async,
     broadcast_object,
-    broadcast_optimizer_state,
-    broadcast_parameters,
-    cross_rank,
-    cross_size,
+    broadcast_object_fn,
     grouped_allgather,
     grouped_allgather_async,
     grouped_allreduce,
     grouped_allreduce_async,
     grouped_reducescatter,
     grouped_reducescatter_async,
-    init,
-    is_initialized,
     join,
-    local_rank,
-    local_size,
     poll,
-    rank,
     reducescatter,
     reducescatter_async,
-    shutdown,
-    size,
-    start_timeline,
-    stop_timeline,
     synchronize,
+)
+from shardwright.horovod.errors import HorovodInternalError
+from shardwright.horovod.process_sets import (
+    ProcessSet,
+    add_process_set,
+    get_process_set_ids_and_ranks,
+    global_process_set,
+    remove_process_set,
+)
+from shardwright.ranks import (
+    Compression,
+    DistributedOptimizer,
+    ReduceOp,
+    broadcast_optimizer_state,
+    broadcast_parameters,
+    cross_rank,
+    cross_size,
+    is_initialized,
+    local_rank,
+    local_size,
+    rank,
+    size,
+    stop_timeline,
     world,
 )
+from shardwright.ranks.elastic import HostsUpdatedInterrupt
 
 Average, Sum, Adasum = ReduceOp.AVERAGE, ReduceOp.SUM, ReduceOp.ADASUM
 Min, Max, Product = ReduceOp.MIN, ReduceOp.MAX, ReduceOp.PRODUCT
 
-
-def add_process_set(process_set: ProcessSet | Sequence[int]) -> ProcessSet:
-    """The process set of some ranks; nothing has to be registered."""
-    return process_set if isinstance(process_set, ProcessSet) else ProcessSet(process_set)
-
-
-def remove_process_set(process_set: ProcessSet) -> bool:
-    """True: nothing was registered."""
-    return isinstance(process_set, ProcessSet)
-
-
-def is_homogeneous() -> bool:
-    """Whether every host has the same number of ranks."""
-    return len(set(allgather_object(local_size()))) == 1
-
-
-def gloo_built() -> bool:
-    """True: XLA carries Gloo, for CPUs."""
-    return True
-
-
-def nccl_built() -> bool:
-    """Whether this process computes on GPUs: XLA's collectives there are NCCL's, or RCCL's."""
-    import jax
-
-    return jax.default_backend() == "gpu"
-
-
-def mpi_built() -> bool:
-    """False: ranks need no MPI."""
-    return False
-
-
-def mpi_enabled() -> bool:
-    """False: ranks need no MPI."""
-    return False
-
-
-def mpi_threads_supported() -> bool:
-    """False: ranks need no MPI."""
-    return False
-
-
 __all__ = [
-    "Adasum", "Average", "Compression", "DistributedOptimizer", "Max", "Min", "ProcessSet", "Product", "Sum",
-    "add_process_set", "allgather", "allgather_async", "allgather_object", "allreduce", "allreduce_async", "alltoall",
-    "alltoall_async", "barrier", "broadcast", "broadcast_async", "broadcast_object", "broadcast_optimizer_state",
-    "broadcast_parameters", "cross_rank", "cross_size", "elastic", "gloo_built", "grouped_allgather",
-    "grouped_allgather_async", "grouped_allreduce", "grouped_allreduce_async", "grouped_reducescatter",
-    "grouped_reducescatter_async", "init",
+    "Adasum", "Average", "Compression", "DistributedOptimizer", "HorovodInternalError", "HostsUpdatedInterrupt", "Max",
+    "Min", "ProcessSet", "Product", "Sum", "add_process_set", "allgather", "allgather_async", "allgather_object",
+    "allreduce", "allreduce_async", "alltoall", "alltoall_async", "barrier", "broadcast", "broadcast_async",
+    "broadcast_object", "broadcast_object_fn", "broadcast_optimizer_state", "broadcast_parameters", "ccl_built",
+    "cross_rank", "cross_size", "cuda_built", "ddl_built", "elastic", "get_process_set_ids_and_ranks",
+    "global_process_set", "gloo_built", "gloo_enabled", "grouped_allgather", "grouped_allgather_async",
+    "grouped_allreduce", "grouped_allreduce_async", "grouped_reducescatter", "grouped_reducescatter_async", "init",
     "is_homogeneous", "is_initialized", "join", "local_rank", "local_size", "mpi_built", "mpi_enabled",
     "mpi_threads_supported", "nccl_built", "poll", "rank", "reducescatter", "reducescatter_async",
-    "remove_process_set", "shutdown", "size", "start_timeline", "stop_timeline", "synchronize", "world",
+    "remove_process_set", "rocm_built", "run", "shutdown", "size", "start_timeline", "stop_timeline", "synchronize",
+    "world",
 ]  # fmt: skip
