@@ -28,7 +28,7 @@ from shardwright.launch.elastic_supervision import (
     WorkerReady,
     WorkerSilent,
 )
-from shardwright.launch.hosts import Host
+from shardwright.launch.hosts import Host, first_address
 from shardwright.launch.job import Job, ProcessSpec, rank_variables, working_directory
 from shardwright.launch.launcher import Nodes, RunOptions, forward_signals, next_event, ssh_of
 from shardwright.launch.output import JobOutput
@@ -243,7 +243,9 @@ class _Shell:
         service = CoordinationService(self._address(hosts), len(action.workers), elastic=True)
         for worker, place in zip(action.workers, action.places, strict=True):
             self._output.relabel(worker, str(place.rank))
-            variables = rank_variables(place, len(action.workers), service.address, generation=action.generation)
+            variables = rank_variables(
+                place, len(action.workers), service.address, first_address(hosts), generation=action.generation
+            )
             self._control.send(worker, do="join", place=variables)
         for old in self._services:
             old.close()

@@ -53,7 +53,6 @@ class Placement:
     local_size: int
     cross_rank: int
     cross_size: int
-    first_host: str = "127.0.0.1"
 
 
 def parse_hosts(text: str, where: str) -> tuple[Host, ...]:
@@ -146,18 +145,16 @@ def place_ranks(hosts: Sequence[Host], size: int, where: str = "-np") -> tuple[P
                     local_size=count,
                     cross_rank=holders.index(index),
                     cross_size=len(holders),
-                    first_host=_reachable_name(hosts, counts),
                 )
             )
     return tuple(placements)
 
 
-def _reachable_name(hosts: Sequence[Host], counts: Sequence[int]) -> str:
-    """Rank 0's host as all hosts with ranks reach it: loopback, where it is the only one and this machine."""
-    used = [host for host, count in zip(hosts, counts, strict=True) if count]
-    if all(is_this_machine(host.name) for host in used):
+def first_address(hosts: Sequence[Host]) -> str:
+    """Rank 0's host, the first, as the others reach it: loopback, where all are this machine."""
+    if all(is_this_machine(host.name) for host in hosts):
         return "127.0.0.1"
-    return socket.gethostname() if is_loopback(used[0].name) else used[0].name
+    return socket.gethostname() if is_loopback(hosts[0].name) else hosts[0].name
 
 
 @functools.cache

@@ -13,7 +13,7 @@ from pathlib import Path
 
 from shardwright.clusters.cluster import Cluster
 from shardwright.errors import OptionError
-from shardwright.launch.hosts import Host, Placement
+from shardwright.launch.hosts import Host, Placement, first_address
 
 #: Names of variables with secret values.
 _SECRET_NAME = re.compile(
@@ -91,6 +91,7 @@ def rank_job(
 
     coordinator, meeting: `host:port` of the coordination service, and of where the ranks meet before they ask it.
     """
+    first_host = first_address([place.host for place in placements])
     return Job(
         processes=tuple(
             ProcessSpec(
@@ -99,7 +100,7 @@ def rank_job(
                 label=str(place.rank),
                 host=place.host,
                 command=tuple(command),
-                environment=rank_variables(place, len(placements), coordinator, meeting=meeting),
+                environment=rank_variables(place, len(placements), coordinator, first_host, meeting=meeting),
             )
             for place in placements
         ),
@@ -109,9 +110,12 @@ def rank_job(
 
 
 def rank_variables(
-    place: Placement, size: int, coordinator: str, *, generation: int = 0, meeting: str = ""
+    place: Placement, size: int, coordinator: str, first_host: str, *, generation: int = 0, meeting: str = ""
 ) -> dict[str, str]:
-    """A rank's variables: its place among the ranks, the coordinator, and where they meet ("": they need not)."""
+    """A rank's variables: its place among the ranks, the coordinator, and where they meet ("": they need not).
+
+    first_host: rank 0's, as the others reach it.
+    """
     values = {
         "COORDINATOR": coordinator,
         "SIZE": size,
@@ -125,7 +129,7 @@ def rank_variables(
     if meeting:
         values["MEETING"] = meeting
     variables = {f"SHARDWRIGHT_{name}": str(value) for name, value in values.items()}
-    variables |= peer_variables(place, size, coordinator)
+    variables |= peer_variables(place, size, coordinator, first_host)
     # Rank 0's `jax.distributed.initialize` starts a service in any case: this one out of everybody's way.
     return {**variables, "JAX_COORDINATOR_ADDRESS": coordinator, "JAX_COORDINATOR_BIND_ADDRESS": "127.0.0.1:0"}
 
@@ -134,7 +138,7 @@ def rank_variables(
 _STORE_PORTS = range(61440, 65536)
 
 
-def peer_variables(place: Placement, size: int, coordinator: str) -> dict[str, str]:
+def peer_variables(place: Placement, size: int, coordinator: str, first_host: str) -> dict[str, str]:
     """The same place by the names of `horovodrun` and `torchrun`, for programs and libraries that read those.
 
     `MASTER_ADDR`, `MASTER_PORT`: of rank 0's host, for a store that rank 0 opens there; jobs differ in the port.
@@ -157,7 +161,7 @@ def peer_variables(place: Placement, size: int, coordinator: str) -> dict[str, s
         "LOCAL_WORLD_SIZE": place.local_size,
         "GROUP_RANK": place.cross_rank,
         "GROUP_WORLD_SIZE": place.cross_size,
-        "MASTER_ADDR": place.first_host,
+        "MASTER_ADDR": first_host,
         "MASTER_PORT": _STORE_PORTS[int(digest, 16) % len(_STORE_PORTS)],
         "TORCHELASTIC_RUN_ID": digest,
     }

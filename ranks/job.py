@@ -142,7 +142,10 @@ def join_generation(*, lost: bool = False) -> None:
     """Wait for the next generation of an elastic job, and join it. lost: the one before broke."""
     line = lifeline.connect()
     process_exit.leave_at_once_on_failure()
-    place = read_place({**os.environ, **line.join(lost=lost)})
+    variables = line.join(lost=lost)
+    # For programs that read horovodrun's and torchrun's names; children of this process are no ranks by ours.
+    os.environ |= {name: value for name, value in variables.items() if not name.startswith(("SHARDWRIGHT_", "JAX_"))}
+    place = read_place({**os.environ, **variables})
     watch.reset()
     jax.config.update("jax_enable_recoverability", True)  # type: ignore[no-untyped-call]
     with line.changing():
