@@ -59,8 +59,11 @@ class Discovery:
                 self._on_hosts(hosts)
 
 
-def script_source(command: Path) -> Callable[[], tuple[Host, ...]]:
-    """Hosts that a script prints, `host:slots` or `host slots=2` a line; none is allowed. Raises OptionError."""
+def script_source(command: Path, slots: int = 1) -> Callable[[], tuple[Host, ...]]:
+    """Hosts that a script prints, `host:slots` or `host slots=2` a line; none is allowed. Raises OptionError.
+
+    slots: of a host without a number.
+    """
     path = str(command) if os.sep in str(command) else f".{os.sep}{command}"
 
     def look() -> tuple[Host, ...]:
@@ -72,14 +75,14 @@ def script_source(command: Path) -> Callable[[], tuple[Host, ...]]:
             if failure.is_started:
                 remedy = "it has to print `host:slots` lines and end with 0"
             raise OptionError(f"{command} {failure}", where=where, remedy=remedy) from None
-        return parse_host_lines(output.splitlines(), str(command))
+        return parse_host_lines(output.splitlines(), str(command), slots)
 
     return look
 
 
-def file_source(path: Path) -> Callable[[], tuple[Host, ...]]:
-    """Hosts of a file that may be edited while the job runs. Raises OptionError."""
-    return lambda: read_hosts_file(path, "--hosts-file")
+def file_source(path: Path, slots: int = 1) -> Callable[[], tuple[Host, ...]]:
+    """Hosts of a file that may be edited while the job runs. slots: of a host without a number. Raises OptionError."""
+    return lambda: read_hosts_file(path, "--hosts-file", slots)
 
 
 def fixed_source(hosts: tuple[Host, ...]) -> Callable[[], tuple[Host, ...]]:

@@ -29,7 +29,7 @@ from shardwright.launch.elastic_supervision import (
     WorkerSilent,
 )
 from shardwright.launch.hosts import Host, first_address
-from shardwright.launch.job import Job, ProcessSpec, rank_variables, working_directory
+from shardwright.launch.job import Job, ProcessSpec, rank_variables, without_chosen, working_directory
 from shardwright.launch.launcher import Nodes, RunOptions, forward_signals, next_event, ssh_of
 from shardwright.launch.output import JobOutput
 from shardwright.launch.service import LOOPBACK, CoordinationService
@@ -246,7 +246,7 @@ class _Shell:
             variables = rank_variables(
                 place, len(action.workers), service.address, first_address(hosts), generation=action.generation
             )
-            self._control.send(worker, do="join", place=variables)
+            self._control.send(worker, do="join", place=without_chosen(variables, self._environment))
         for old in self._services:
             old.close()
         self._services = [service]

@@ -64,21 +64,26 @@ def parse_hosts(text: str, where: str) -> tuple[Host, ...]:
     return _check_distinct([_parse_host(item, where) for item in items], where)
 
 
-def read_hosts_file(path: Path, where: str) -> tuple[Host, ...]:
-    """Hosts of a file: `host1 slots=4`, `host1:4` or `host1` a line; `#` begins a comment. Raises OptionError."""
+def read_hosts_file(path: Path, where: str, slots: int = 1) -> tuple[Host, ...]:
+    """Hosts of a file: `host1 slots=4`, `host1:4` or `host1` a line; `#` begins a comment. Raises OptionError.
+
+    slots: of a host without a number.
+    """
     try:
         lines = read_input_text(path).splitlines()
     except (OSError, UnicodeDecodeError) as error:
         reason = error.strerror if isinstance(error, OSError) else "it is not UTF-8 text"
         raise OptionError(f"{path} cannot be read ({reason})", where=where, remedy="check the path") from None
-    hosts = parse_host_lines(lines, str(path))
+    hosts = parse_host_lines(lines, str(path), slots)
     if not hosts:
         raise OptionError(f"{path} names no host", where=where, remedy=_LINES_HELP)
     return hosts
 
 
-def parse_host_lines(lines: Sequence[str], where: str) -> tuple[Host, ...]:
+def parse_host_lines(lines: Sequence[str], where: str, slots: int = 1) -> tuple[Host, ...]:
     """Hosts of lines `host1 slots=4`, `host1:4` or `host1`; `#` begins a comment. where: the file.
+
+    slots: of a host without a number.
 
     Raises OptionError.
     """
@@ -90,18 +95,18 @@ def parse_host_lines(lines: Sequence[str], where: str) -> tuple[Host, ...]:
             host = _parse_host(words[0], place)
             hosts.append(replace(host, slots=_parse_slots(words[1].removeprefix("slots="), words[0], place)))
         elif len(words) == 1:
-            hosts.append(_parse_host(words[0], place))
+            hosts.append(_parse_host(words[0], place, slots))
         elif words:
             raise OptionError(f"{line.strip()!r} is no host", where=place, remedy=_LINES_HELP)
     return _check_distinct(hosts, where)
 
 
-def _parse_host(item: str, where: str) -> Host:
+def _parse_host(item: str, where: str, default_slots: int = 1) -> Host:
     match = _HOST.match(item)
     rest = item[match.end() :] if match else ""
     if match is None or (rest and not rest.startswith(":")):
         raise OptionError(f"{item!r} is no host", where=where, remedy=_HOSTS_HELP)
-    slots = _parse_slots(rest[1:], item, where) if rest else 1
+    slots = _parse_slots(rest[1:], item, where) if rest else default_slots
     return Host(name=match["name"].strip("[]"), slots=slots, user=match["user"] or "")
 
 

@@ -100,7 +100,9 @@ def rank_job(
                 label=str(place.rank),
                 host=place.host,
                 command=tuple(command),
-                environment=rank_variables(place, len(placements), coordinator, first_host, meeting=meeting),
+                environment=without_chosen(
+                    rank_variables(place, len(placements), coordinator, first_host, meeting=meeting), environment
+                ),
             )
             for place in placements
         ),
@@ -132,6 +134,12 @@ def rank_variables(
     variables |= peer_variables(place, size, coordinator, first_host)
     # Rank 0's `jax.distributed.initialize` starts a service in any case: this one out of everybody's way.
     return {**variables, "JAX_COORDINATOR_ADDRESS": coordinator, "JAX_COORDINATOR_BIND_ADDRESS": "127.0.0.1:0"}
+
+
+def without_chosen(variables: Mapping[str, str], environment: Mapping[str, str]) -> dict[str, str]:
+    """A rank's variables without those of torch.distributed's store that the user has set for all ranks."""
+    chosen = environment.keys() & {"MASTER_ADDR", "MASTER_PORT"}
+    return {name: value for name, value in variables.items() if name not in chosen}
 
 
 #: Ports of torch.distributed's store on rank 0's host: those that the kernel gives to nobody who asks for any.

@@ -13,6 +13,7 @@ from typing import Any
 from shardwright.errors import OptionError
 from shardwright.input_files import read_input_text
 from shardwright.json_reader import JsonProblem, format_value
+from shardwright.launch import peer_options
 from shardwright.launch.hosts import Host, parse_hosts, read_hosts_file
 from shardwright.launch.ssh import SshOptions
 from shardwright.launch.tuning import (
@@ -36,6 +37,7 @@ class RunSettings:
     for this machine's address on the way to the other hosts. min_size, max_size, discovery_script: of an elastic job,
     which one of them makes; the options below them are for such jobs alone. timeline: a file of the ranks' collectives.
     stall_warning_s, stall_shutdown_s: seconds that a collective may wait until a warning, and until the job's end.
+    slots_per_host: of hosts whose script or file says none. notes: lines for the user, of options without effect.
     """
 
     size: int | None = None
@@ -61,6 +63,8 @@ class RunSettings:
     host_failures: int = 3
     host_cooldown_s: float | None = None
     reset_limit: int | None = None
+    slots_per_host: int | None = None
+    notes: tuple[str, ...] = ()
 
     @property
     def is_elastic(self) -> bool:
@@ -68,12 +72,12 @@ class RunSettings:
         return not (self.min_size is None and self.max_size is None and self.discovery_script is None)
 
 
-def read_settings(flags: Mapping[str, Any], config: Path | None = None) -> RunSettings:
-    """Read the settings: the command line's `flags` by name, over those of a YAML file.
+def read_settings(flags: Mapping[str, Any], config: Path | None = None, notes: tuple[str, ...] = ()) -> RunSettings:
+    """Read the settings: the command line's `flags` by name, over those of a YAML file, ours or Horovod's.
 
     Raises OptionError with the flag, or with the file, the line and the key.
     """
-    values = _read_config(config) if config else {}
+    values, file_notes = _read_config(config) if config else ({}, ())
     given_values = {name: _OPTIONS[name].parse(value, _OPTIONS[name].flag) for name, value in flags.items()}
     if {"hosts", "hosts_file"} <= given_values.keys():
         raise OptionError("-H and --hosts-file name the hosts twice", where="--hosts-file", remedy="give one of them")
@@ -89,7 +93,7 @@ def read_settings(flags: Mapping[str, Any], config: Path | None = None) -> RunSe
     hosts_file, hosts_in_file = values.pop("hosts_file", (None, ()))
     hosts = values.pop("hosts", ()) or hosts_in_file
     values = {_OPTIONS[name].attribute or name: value for name, value in values.items()}
-    settings = RunSettings(hosts=hosts, ssh=ssh, hosts_file=hosts_file, **values)
+    settings = RunSettings(hosts=hosts, ssh=ssh, hosts_file=hosts_file, notes=(*file_notes, *notes), **values)
     _check_elastic(settings, values.keys())
     return settings
 
@@ -115,8 +119,8 @@ def _check_elastic(settings: RunSettings, names: Collection[str]) -> None:
         )
 
 
-def _read_config(path: Path) -> dict[str, Any]:
-    """Parse the options of a YAML file, by name. Raises OptionError."""
+def _read_config(path: Path) -> tuple[dict[str, Any], tuple[str, ...]]:
+    """Parse the options of a YAML file, by name; lines for the user. Raises OptionError."""
     from shardwright.clusters.yaml_text import load_yaml  # PyYAML, for those who write it
 
     try:
@@ -129,13 +133,17 @@ def _read_config(path: Path) -> dict[str, Any]:
         place = f"{path}:{problem.line}:{problem.column}" if problem.line else str(path)
         raise OptionError(f"not valid YAML: {problem.message}", where=place, remedy="mend the file there") from None
     if config.data is None:
-        return {}
+        return {}, ()
     if not isinstance(config.data, dict):
         raise OptionError("expected `option: value` lines", where=str(path), remedy="write for example `np: 4`")
     values: dict[str, Any] = {}
+    of_horovod: dict[str, Any] = {}
     for key, value in config.data.items():
         name = key.replace("-", "_")
         where = f"{path}:{config.line((key,))}: {key}"
+        if peer_options.is_horovod_section(name, value):
+            of_horovod |= peer_options.read_section(name, value, where)
+            continue
         if name not in _OPTIONS:
             names = [option.replace("_", "-") for option in _OPTIONS]
             remedy = did_you_mean(str(key), names) or f"the options are {', '.join(names)}"
@@ -145,7 +153,11 @@ def _read_config(path: Path) -> dict[str, Any]:
         values[name] = _OPTIONS[name].parse(value, where)
     if {"hosts", "hosts_file"} <= values.keys():
         raise OptionError("hosts and hosts-file name the hosts twice", where=str(path), remedy="give one of them")
-    return values
+    translation = peer_options.read_file_options(of_horovod, path)
+    for name, value in translation.values.items():
+        values[name] = _OPTIONS[name].parse(value, f"{path}: {name}")
+    values["env"] = {**translation.environment, **values.get("env", {})}
+    return values, translation.notes
 
 
 # ---- parsers: of a text of the command line, or a value of YAML ----------------------------
@@ -301,6 +313,7 @@ _OPTIONS: dict[str, _Option] = {
     ),
     "host_failures": _Option(flag="--host-failures", parse=_make_integer_parser(1, _MAX_SIZE), elastic=True),
     "host_cooldown": _Option(flag="--host-cooldown", parse=_parse_seconds, attribute="host_cooldown_s", elastic=True),
+    "slots_per_host": _Option(flag="--slots-per-host", parse=_make_integer_parser(1, _MAX_SIZE)),
     "reset_limit": _Option(flag="--reset-limit", parse=_make_integer_parser(0, _MAX_SIZE), elastic=True),
 }
 

@@ -76,7 +76,16 @@ def read(value: Any, where: str) -> Tensor:
     torch = sys.modules.get("torch")
     if torch is not None and isinstance(value, torch.Tensor):
         return _of_torch(value, torch, where)
+    tensorflow = sys.modules.get("tensorflow")
+    if tensorflow is not None and _is_tensorflow(value, tensorflow):
+        return _plain(np.asarray(value.numpy()), tensorflow.convert_to_tensor)
     raise CollectiveError(f"a {_type_name(value)} is no array", where=where, remedy=f"pass {_KINDS}, or trees of them")
+
+
+def _is_tensorflow(value: Any, tensorflow: Any) -> bool:
+    """Whether it is a tensor or variable of TensorFlow with a value, not one of a graph."""
+    kinds = getattr(tensorflow, "Tensor", None), getattr(tensorflow, "Variable", None)
+    return None not in kinds and isinstance(value, kinds) and hasattr(value, "numpy")
 
 
 def read_all(values: Sequence[Any], paths: Sequence[str]) -> list[Tensor]:

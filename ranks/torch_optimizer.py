@@ -66,9 +66,7 @@ def DistributedOptimizer(
     return optimizer
 
 
-def _check_options(
-    optimizer: Any, compression: Any, passes: Any, op: ReduceOp, predivide: float
-) -> None:
+def _check_options(optimizer: Any, compression: Any, passes: Any, op: ReduceOp, predivide: float) -> None:
     if not isinstance(optimizer, torch.optim.Optimizer):
         raise OptionError(f"a {type(optimizer).__name__} is no torch.optim.Optimizer", where="optimizer")
     if isinstance(optimizer, _Distributed):

@@ -103,7 +103,17 @@ class _Runner:
         self._jobs += 1
         names = [f"{self._folder / FILES[0]}::TorchTests::{name}" for name in tests]
         plugins = ["-p", "benchmarks.peers.horovod_names", "-p", "benchmarks.peers.rank_report"]
-        pytest = [self._python, "-m", "pytest", "-q", "-p", "no:cacheprovider", "--rootdir", str(self._folder), *plugins]
+        pytest = [
+            self._python,
+            "-m",
+            "pytest",
+            "-q",
+            "-p",
+            "no:cacheprovider",
+            "--rootdir",
+            str(self._folder),
+            *plugins,
+        ]
         waits = ["--stall-warning", "10", "--stall-shutdown", str(STALL_S)]
         command = [sys.executable, "-m", "shardwright", "run", "-np", str(self._size), *waits, "--", *pytest, *names]
         environment = {

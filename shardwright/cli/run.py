@@ -11,11 +11,13 @@ from typing import TYPE_CHECKING, Any
 from shardwright.cli.output import add_command, note, print_error
 from shardwright.cli.tuning import SERVERS_END_S
 from shardwright.errors import OptionError
+from shardwright.package import VERSION
 
 if TYPE_CHECKING:
     from shardwright.launch.hosts import Placement
     from shardwright.launch.job import Job
     from shardwright.launch.launcher import RunOptions
+    from shardwright.launch.peer_options import Translation
     from shardwright.launch.settings import RunSettings
 
 _EPILOG = """
@@ -93,15 +95,51 @@ def register(commands: argparse._SubParsersAction[argparse.ArgumentParser], comm
         metavar="ADDRESS[:PORT]",
         help="address of this machine that the hosts reach (found by itself)",
     )
+    _add_peer_options(parser)
     parser.add_argument("words", metavar="COMMAND", nargs=argparse.REMAINDER, help="the command and its arguments")
     parser.set_defaults(run=run, parser=parser)
+
+
+def _add_peer_options(parser: argparse.ArgumentParser) -> None:
+    """Options of `horovodrun` and `torchrun`, which `--help` leaves to docs/run.md."""
+    from shardwright.launch.peer_options import PEER_OPTIONS
+
+    version = f"shardwright {VERSION}"
+    parser.add_argument("-v", "--version", action="version", version=version, help=argparse.SUPPRESS)
+    parser.add_argument("-cb", "--check-build", action=_CheckBuild, nargs=0, help=argparse.SUPPRESS)
+    for option in PEER_OPTIONS:
+        parser.add_argument(
+            *option.flags,
+            dest=f"peer {option.key}",
+            help=argparse.SUPPRESS,
+            **(
+                {"action": "store_true"}
+                if option.values == 0
+                else {"nargs": option.values}
+                if option.values > 1
+                else {}
+            ),
+        )
+
+
+class _CheckBuild(argparse.Action):
+    """`horovodrun --check-build`: what this installation runs on."""
+
+    def __call__(self, parser: argparse.ArgumentParser, *rest: Any) -> None:
+        from importlib.util import find_spec
+
+        lines = [f"shardwright {VERSION}", "collectives: XLA's (Gloo on CPUs, NCCL or RCCL on GPUs); no MPI"]
+        for name in ("jax", "torch", "tensorflow", "keras"):
+            lines.append(f"{name}: {'yes' if find_spec(name) else 'not installed'}")
+        print("\n".join(lines))
+        parser.exit()
 
 
 def run(arguments: argparse.Namespace) -> int:
     """Start what is asked for, and return the exit code of the first process that failed."""
     from shardwright.launch.settings import read_settings
 
-    given = _given(arguments)
+    given, peers = _given(arguments)
     if arguments.check and arguments.servers:
         arguments.parser.error("--check and --servers are two different things")
     options = list(given.pop("command", ())) if arguments.servers else []
@@ -109,7 +147,10 @@ def run(arguments: argparse.Namespace) -> int:
         arguments.parser.error("--check and --servers take no command")
     if arguments.servers and given.keys() & {"np", "hosts", "hosts_file"}:
         arguments.parser.error("--servers takes its hosts from the cluster file: drop -np, -H and --hosts-file")
-    settings = read_settings(given, Path(arguments.config) if arguments.config else None)
+    config = arguments.config or peers.values.get("config")
+    settings = read_settings(given, Path(config) if config else None, peers.notes)
+    for line in settings.notes:
+        note(f"shardwright run: {line}")
     if arguments.servers:
         return _run_servers(Path(arguments.servers), options, settings, dry_run=arguments.dry_run)
     if arguments.check:
@@ -119,14 +160,23 @@ def run(arguments: argparse.Namespace) -> int:
     return _run_ranks(settings, dry_run=arguments.dry_run)
 
 
-def _given(arguments: argparse.Namespace) -> dict[str, Any]:
-    """The options on the command line, by their names in `settings.py`."""
+def _given(arguments: argparse.Namespace) -> tuple[dict[str, Any], Translation]:
+    """The options on the command line, by their names in `settings.py`, and those of `horovodrun` and `torchrun`."""
+    from shardwright.launch.peer_options import PEER_OPTIONS, translate
     from shardwright.launch.settings import OPTION_NAMES
 
     words = arguments.words[1:] if arguments.words[:1] == ["--"] else arguments.words
-    values = {name: getattr(arguments, name) for name in OPTION_NAMES if name != "command"}
+    values = {name: getattr(arguments, name, None) for name in OPTION_NAMES if name != "command"}
     given = {name: value for name, value in values.items() if value is not None and value is not False}
-    return {**given, "command": words} if words else given
+    peer_values = {option.key: getattr(arguments, f"peer {option.key}") for option in PEER_OPTIONS}
+    has_hosts = bool(given.keys() & {"hosts", "hosts_file"} or peer_values["hostfile"])
+    peers = translate(peer_values, has_hosts=has_hosts)
+    given = {**{name: value for name, value in peers.values.items() if name != "config"}, **given}
+    if peers.environment:
+        given["env"] = [*[f"{name}={value}" for name, value in peers.environment.items()], *given.get("env", [])]
+    if words and peers.as_module:
+        words = ["python", "-m", *words]
+    return ({**given, "command": words} if words else given), peers
 
 
 def _run_ranks(settings: RunSettings, *, dry_run: bool) -> int:
@@ -192,9 +242,9 @@ def _run_elastic(settings: RunSettings, *, dry_run: bool) -> int:
     most = settings.max_size or settings.size
     look_interval_s = INTERVAL_S
     if settings.discovery_script:
-        source = script_source(settings.discovery_script)
+        source = script_source(settings.discovery_script, settings.slots_per_host or 1)
     elif settings.hosts_file:
-        source, look_interval_s = file_source(settings.hosts_file), FILE_INTERVAL_S
+        source, look_interval_s = file_source(settings.hosts_file, settings.slots_per_host or 1), FILE_INTERVAL_S
     else:
         source = fixed_source(settings.hosts or (Host(name="localhost", slots=most or 1),))
     if dry_run:

@@ -78,7 +78,9 @@ def reducescatter(
     name, op = (None, name) if isinstance(name, ReduceOp) else (name, op)
     chosen = read_op(op)
     if chosen is ReduceOp.ADASUM:
-        raise CollectiveError("Adasum of rows is not defined", where="op", remedy="op=Sum, Average, Min, Max or Product")
+        raise CollectiveError(
+            "Adasum of rows is not defined", where="op", remedy="op=Sum, Average, Min, Max or Product"
+        )
     if is_own_compressor(compression) or read_cast(compression):
         return _compressed(compression, tensor, lambda value: reducescatter(
             value, name, Compression.none, chosen, process_set, prescale_factor, postscale_factor
@@ -114,8 +116,7 @@ def _compressed(compression: Any, tensor: Any, exchange: Callable[[Any], Any]) -
     parts = tensor if isinstance(tensor, list | tuple) else [tensor]
     sent, contexts = zip(*[compression.compress(part) for part in parts], strict=True)
     results = [
-        compression.decompress(result, context)
-        for result, context in zip(exchange(list(sent)), contexts, strict=True)
+        compression.decompress(result, context) for result, context in zip(exchange(list(sent)), contexts, strict=True)
     ]
     return results if isinstance(tensor, list | tuple) else results[0]
 
@@ -133,9 +134,7 @@ def allgather_async(tensor: Any, name: str | None = None, process_set: Any = glo
     return submit("allgather", name, members, lambda: allgather(tensor, name, members))
 
 
-def broadcast(
-    tensor: Any, root_rank: int = 0, name: str | None = None, process_set: Any = global_process_set
-) -> Any:
+def broadcast(tensor: Any, root_rank: int = 0, name: str | None = None, process_set: Any = global_process_set) -> Any:
     """The value of rank `root_rank` (its number in the job), at every rank."""
     with as_value_errors():
         return ranks.broadcast(tensor, root_rank, name=read_name(name), process_set=resolve(process_set))
@@ -149,9 +148,7 @@ def broadcast_async(
     return submit("broadcast", name, members, lambda: broadcast(tensor, root_rank, name, members))
 
 
-def alltoall(
-    tensor: Any, splits: Any = None, name: str | None = None, process_set: Any = global_process_set
-) -> Any:
+def alltoall(tensor: Any, splits: Any = None, name: str | None = None, process_set: Any = global_process_set) -> Any:
     """Rows for each rank → rows from each; with `splits`, `(rows, received_splits)`."""
     with as_value_errors():
         return ranks.alltoall(tensor, splits, name=read_name(name), process_set=resolve(process_set))

@@ -179,6 +179,8 @@ def _of_type(result: Any, leaf: Any) -> Any:
         return type(leaf)(result)
     if _is_torch(leaf) or isinstance(leaf, jax.Array):
         return result if result.dtype == leaf.dtype else result.astype(leaf.dtype)
+    if type(leaf).__module__.startswith("tensorflow."):
+        import tensorflow
+
+        return tensorflow.convert_to_tensor(np.asarray(result), leaf.dtype)
     return np.asarray(result, leaf.dtype)[()] if isinstance(leaf, np.generic) else np.asarray(result, leaf.dtype)
-
-

@@ -75,9 +75,7 @@ def allreduce(
     chosen = read_op(op, average)
 
     def run(value: Any) -> Any:
-        return plain.allreduce(
-            value, None, name, compression, chosen, prescale_factor, postscale_factor, process_set
-        )
+        return plain.allreduce(value, None, name, compression, chosen, prescale_factor, postscale_factor, process_set)
 
     def back(gradients: _Tensors) -> Any:
         _check_gradient(chosen)
@@ -235,9 +233,7 @@ def grouped_allgather(tensors: _Tensors, name: str | None = None, process_set: A
     return list(_differentiate(given, lambda sent: plain.allgather(list(sent), name, within), back))
 
 
-def broadcast(
-    tensor: Any, root_rank: int = 0, name: str | None = None, process_set: Any = global_process_set
-) -> Any:
+def broadcast(tensor: Any, root_rank: int = 0, name: str | None = None, process_set: Any = global_process_set) -> Any:
     """The tensor of rank `root_rank` (its number in the job), at every rank."""
     if not _needs_gradient(tensor):
         return plain.broadcast(tensor, root_rank, name, process_set)
@@ -251,9 +247,7 @@ def broadcast(
     return list(results) if isinstance(tensor, list | tuple) else results[0]
 
 
-def broadcast_(
-    tensor: Any, root_rank: int = 0, name: str | None = None, process_set: Any = global_process_set
-) -> Any:
+def broadcast_(tensor: Any, root_rank: int = 0, name: str | None = None, process_set: Any = global_process_set) -> Any:
     """`broadcast` into the tensor itself."""
     with torch.no_grad():
         return tensor.copy_(plain.broadcast(tensor.detach(), root_rank, name, process_set))
@@ -268,9 +262,7 @@ def broadcast_async_(
 
 
 # ---- alltoall ---------------------------------------------------------------------
-def alltoall(
-    tensor: Any, splits: Any = None, name: str | None = None, process_set: Any = global_process_set
-) -> Any:
+def alltoall(tensor: Any, splits: Any = None, name: str | None = None, process_set: Any = global_process_set) -> Any:
     """Rows for each rank → rows from each; with `splits`, `(rows, received_splits)`, the second an int32 tensor."""
     within = members(process_set)
     counts = splits.cpu().numpy() if isinstance(splits, torch.Tensor) else splits
