@@ -244,9 +244,13 @@ class _Shell:
         for worker, place in zip(action.workers, action.places, strict=True):
             self._output.relabel(worker, str(place.rank))
             variables = rank_variables(
-                place, len(action.workers), service.address, first_address(hosts), generation=action.generation
+                place,
+                len(action.workers),
+                service.address,
+                first_host=first_address(hosts),
+                generation=action.generation,
             )
-            self._control.send(worker, do="join", place=without_chosen(variables, self._environment))
+            self._control.send(worker, do="join", place=without_chosen(self._environment, variables))
         for old in self._services:
             old.close()
         self._services = [service]

@@ -101,7 +101,8 @@ def rank_job(
                 host=place.host,
                 command=tuple(command),
                 environment=without_chosen(
-                    rank_variables(place, len(placements), coordinator, first_host, meeting=meeting), environment
+                    rank_variables(place, len(placements), coordinator, first_host=first_host, meeting=meeting),
+                    environment,
                 ),
             )
             for place in placements
@@ -112,7 +113,13 @@ def rank_job(
 
 
 def rank_variables(
-    place: Placement, size: int, coordinator: str, first_host: str, *, generation: int = 0, meeting: str = ""
+    place: Placement,
+    size: int,
+    coordinator: str,
+    *,
+    first_host: str = "127.0.0.1",
+    generation: int = 0,
+    meeting: str = "",
 ) -> dict[str, str]:
     """A rank's variables: its place among the ranks, the coordinator, and where they meet ("": they need not).
 
@@ -136,7 +143,7 @@ def rank_variables(
     return {**variables, "JAX_COORDINATOR_ADDRESS": coordinator, "JAX_COORDINATOR_BIND_ADDRESS": "127.0.0.1:0"}
 
 
-def without_chosen(variables: Mapping[str, str], environment: Mapping[str, str]) -> dict[str, str]:
+def without_chosen(environment: Mapping[str, str], variables: Mapping[str, str]) -> dict[str, str]:
     """A rank's variables without those of torch.distributed's store that the user has set for all ranks."""
     chosen = environment.keys() & {"MASTER_ADDR", "MASTER_PORT"}
     return {name: value for name, value in variables.items() if name not in chosen}

@@ -79,7 +79,7 @@ HOROVODRUN = (
         flags=("--jsrun",),
         values=0,
         refused=_NO_MPI,
-        remedy="start the program with jsrun itself: it is known (run.md)",
+        remedy="start the program with jsrun itself, which is known",
     ),
     PeerOption(flags=("--mpi-args",), refused=_NO_MPI, remedy="variables are --env NAME=VALUE"),
     PeerOption(flags=("--binding-args",), refused=_NO_MPI, remedy="bind with taskset or numactl ahead of the command"),

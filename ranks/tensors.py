@@ -84,8 +84,8 @@ def read(value: Any, where: str) -> Tensor:
 
 def _is_tensorflow(value: Any, tensorflow: Any) -> bool:
     """Whether it is a tensor or variable of TensorFlow with a value, not one of a graph."""
-    kinds = getattr(tensorflow, "Tensor", None), getattr(tensorflow, "Variable", None)
-    return None not in kinds and isinstance(value, kinds) and hasattr(value, "numpy")
+    kinds = tuple(vars(tensorflow)[name] for name in ("Tensor", "Variable") if name in vars(tensorflow))
+    return isinstance(value, kinds) and hasattr(value, "numpy")
 
 
 def read_all(values: Sequence[Any], paths: Sequence[str]) -> list[Tensor]:

@@ -139,15 +139,13 @@ class _Distributed:
                 stacklevel=3,
             )
         try:
-            return inner() if self._exchange_before(closure) else inner(functools.partial(self._run_closure, closure))
+            if closure is not None:
+                return inner(functools.partial(self._run_closure, closure))
+            if not self._skips:
+                self.synchronize()
+            return inner()
         finally:
             self._synchronized = False
-
-    def _exchange_before(self, closure: Callable[[], Any] | None) -> bool:
-        """Exchange the gradients of a step without a closure, if it has none."""
-        if closure is None and not self._skips:
-            self.synchronize()
-        return closure is None
 
     def _run_closure(self, closure: Callable[[], Any]) -> Any:
         loss = closure()

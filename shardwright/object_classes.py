@@ -87,11 +87,10 @@ def _make_named_tuple(parts: list[Any]) -> Any:
 def _make_data_class(parts: list[Any]) -> Any:
     module, name, fields = parts
     found: Any = _find_class(module, name)
-    if not dataclasses.is_dataclass(found) or [field.name for field in dataclasses.fields(found)] != [
-        field for field, _ in fields
-    ]:
+    names = [field.name for field in dataclasses.fields(found)]  # a TypeError where it is no data class
+    if names != [field for field, _ in fields]:
         raise ValueError(f"{module}.{name} is no data class of these fields")
-    value = object.__new__(found)
+    value: Any = object.__new__(found)
     for field, item in fields:
         object.__setattr__(value, field, item)
     return value
@@ -100,8 +99,8 @@ def _make_data_class(parts: list[Any]) -> Any:
 _MAKERS: dict[str, Callable[[Any], Any]] = {
     "ordered": lambda parts: collections.OrderedDict((key, item) for key, item in parts),
     "namespace": lambda parts: argparse.Namespace(**parts),
-    "path": lambda parts: pathlib.Path(parts),
-    "pure_path": lambda parts: pathlib.PurePath(parts),
+    "path": pathlib.Path,
+    "pure_path": pathlib.PurePath,
     "datetime": datetime.datetime.fromisoformat,
     "date": datetime.date.fromisoformat,
     "time": datetime.time.fromisoformat,

@@ -141,8 +141,8 @@ def run(
 ) -> list[Any]:
     """Run `func(*args, **kwargs)` as `np` ranks of this machine; the results in rank order.
 
-    num_proc: the same as np. hosts: this machine's own, `localhost:4`. Raises OptionError for other hosts, and for options that would start
-    ranks elsewhere: that is `shardwright run`.
+    num_proc: the same as np. hosts: this machine's own, `localhost:4`. Raises OptionError for other hosts, and for
+    options that would start ranks elsewhere: that is `shardwright run`.
     """
     from shardwright.launch.hosts import is_this_machine, parse_hosts
 

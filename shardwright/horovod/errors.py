@@ -1,4 +1,4 @@
-"""What Horovod's users catch: a collective that fails is a RuntimeError, an argument that makes no sense a ValueError."""
+"""What Horovod's users catch: a collective that fails is a RuntimeError, a wrong argument a ValueError."""
 
 from __future__ import annotations
 

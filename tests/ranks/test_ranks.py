@@ -116,10 +116,5 @@ def test_variables_that_make_no_sense_are_named(variables: dict[str, str], name:
     assert caught.value.where == f"SHARDWRIGHT_{name}"
 
 
-def test_horovods_names_are_the_same_functions() -> None:
-    import shardwright.horovod as hvd
-
-    assert hvd.allreduce is ranks.allreduce
-    assert hvd.Average is ranks.ReduceOp.AVERAGE
-    assert all(hasattr(hvd, name) for name in hvd.__all__)
+def test_public_names_are_there() -> None:
     assert all(hasattr(ranks, name) for name in ranks.__all__)

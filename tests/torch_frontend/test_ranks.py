@@ -9,7 +9,9 @@ from tests.ranks.processes import assert_passed, run_ranks
 pytestmark = pytest.mark.cluster
 
 
-@pytest.mark.parametrize("check", ["check_torch", "check_torch_training", "check_torch_batch_norm"])
+@pytest.mark.parametrize(
+    "check", ["check_torch", "check_torch_training", "check_torch_batch_norm", "check_horovod_torch"]
+)
 def test_two_ranks_equal_one_process(check: str) -> None:
     assert_passed(run_ranks(f"tests.ranks.{check}", 2))
 

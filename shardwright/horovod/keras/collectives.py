@@ -10,7 +10,7 @@ from shardwright.ranks import Compression, ReduceOp
 
 def allreduce(
     value: Any,
-    name: str | None = None,
+    name: str | ReduceOp | None = None,
     average: bool | ReduceOp | str | None = None,
     prescale_factor: float = 1.0,
     postscale_factor: float = 1.0,

@@ -30,8 +30,8 @@ from shardwright.ranks.torch_batch_norm import SyncBatchNorm
 __all__ = [
     "DistributedOptimizer", "SyncBatchNorm", "allgather", "allreduce", "allreduce_", "allreduce_async_", "alltoall",
     "alltoall_async", "broadcast", "broadcast_", "broadcast_async_", "broadcast_optimizer_state",
-    "broadcast_parameters", "elastic", "grouped_allgather", "grouped_allreduce", "grouped_allreduce_", "grouped_allreduce_async_",
-    "grouped_reducescatter", "reducescatter", "sparse_allreduce_async",
+    "broadcast_parameters", "elastic", "grouped_allgather", "grouped_allreduce", "grouped_allreduce_",
+    "grouped_allreduce_async_", "grouped_reducescatter", "reducescatter", "sparse_allreduce_async",
 ]  # fmt: skip
 
 

@@ -240,7 +240,7 @@ def broadcast(tensor: Any, root_rank: int = 0, name: str | None = None, process_
 
     def back(gradients: _Tensors) -> _Tensors:
         averages = plain.allreduce(list(gradients), None, None, Compression.none, None, 1.0, 1.0, process_set)
-        return averages if ranks.rank() == root_rank else [torch.zeros_like(average) for average in averages]  # type: ignore[no-any-return]
+        return averages if ranks.rank() == root_rank else [torch.zeros_like(average) for average in averages]
 
     given = tensor if isinstance(tensor, list | tuple) else [tensor]
     results = _differentiate(given, lambda sent: plain.broadcast(list(sent), root_rank, name, process_set), back)
