@@ -2,9 +2,8 @@
 
     python -m benchmarks.peers.horovod_suite -np 2 [--source URL_OR_GIT_DIRECTORY] [--python PYTHON] [-k NAMES]
 
-The tests are fetched for the run and thrown away. All run in one job, but those that are known to leave the ranks out
-of step (`OUT_OF_STEP`): each of them has a job of its own. Where a job is ended, its test counts as failed and the
-next one begins a new job. A test passes where it does at every rank.
+The tests are fetched for the run and thrown away. They run in one job until one fails at a rank: that ends the job, for
+the ranks are out of step then, and the next test begins a new one. A test passes where it does at every rank.
 """
 
 from __future__ import annotations
@@ -27,20 +26,28 @@ FILES = ("test/parallel/test_torch.py", "test/utils/common.py")
 STALL_S, LIMIT_S = 20, 60
 
 _ORDER = "one rank calls a barrier ahead of a call in the background, the other after it: ranks call in one order here"
+_MUON = "asks every optimizer of torch.optim for one-dimensional parameters: Muon (torch 2.9 on) takes matrices alone"
+_SHORT = "with three ranks or more: compares a sum of float16 with an exact product, which float16 cannot hold"
 
-#: Tests after which ranks are out of step, and why.
-OUT_OF_STEP = {
+#: Tests that are known to fail, and why.
+KNOWN = {
     "test_horovod_allreduce_duplicate_name_error": _ORDER,
     "test_horovod_allgather_duplicate_name_error": _ORDER,
     "test_horovod_broadcast_duplicate_name_error": _ORDER,
     "test_horovod_reducescatter_duplicate_name_error": _ORDER,
     "test_horovod_join_allgather": "expects an error where a rank has joined: allgather goes on here",
+    "test_broadcast_state": _MUON,
+    "test_broadcast_state_options": _MUON,
+    "test_force_allreduce": _MUON,
+    "test_horovod_allreduce_prescale": _SHORT,
+    "test_horovod_reducescatter_prescale": _SHORT,
+    "test_horovod_grouped_reducescatter_prescale": _SHORT,
 }
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Outcome:
-    """A test's outcome over all ranks: `passed`, `failed`, `skipped` or `ended`, its longest time, what was said."""
+    """A test's outcome over all ranks: `passed`, `failed`, `skipped`, or `ended` with its job; its longest time."""
 
     test: str
     outcome: str
@@ -59,10 +66,7 @@ def main() -> int:
     with tempfile.TemporaryDirectory(prefix="horovod-suite-") as folder:
         tests = [name for name in _fetch(arguments.source, Path(folder)) if arguments.k in name]
         runner = _Runner(Path(folder), arguments.np, arguments.python)
-        outcomes = runner.run_all([name for name in tests if name not in OUT_OF_STEP])
-        for name in tests:
-            if name in OUT_OF_STEP:
-                outcomes += runner.run_all([name])
+        outcomes = runner.run_all(tests)
     return _report(outcomes)
 
 
@@ -108,6 +112,7 @@ class _Runner:
             "-m",
             "pytest",
             "-q",
+            "-x",
             "-p",
             "no:cacheprovider",
             "--rootdir",
@@ -148,9 +153,11 @@ class _Runner:
             text = next((str(record["text"]) for record in parts if record["outcome"] == "failed"), "")
             kind = next((kind for kind in ("failed", "skipped") if kind in kinds), "passed")
             seconds = max((float(str(record["seconds"])) for record in parts), default=0.0)
-            if ended < self._size:
-                return [*outcomes, Outcome(test=name, outcome="ended", seconds=seconds, text=text)]
+            is_cut = ended < self._size
+            kind = "ended" if is_cut and kind == "passed" else kind
             outcomes.append(Outcome(test=name, outcome=kind, seconds=seconds, text=text))
+            if is_cut or kind == "failed":
+                break
         return outcomes
 
 
@@ -161,8 +168,8 @@ def _report(outcomes: list[Outcome]) -> int:
     for outcome in apply:
         if outcome.outcome == "passed":
             continue
-        unnamed += outcome.test not in OUT_OF_STEP
-        last = OUT_OF_STEP.get(outcome.test) or " | ".join(outcome.text.splitlines()[-4:])
+        unnamed += outcome.test not in KNOWN
+        last = KNOWN.get(outcome.test) or " | ".join(outcome.text.splitlines()[-4:])
         print(f"{outcome.outcome} {outcome.test}: {last}")
     slow = [f"{outcome.test} {outcome.seconds:.0f} s" for outcome in outcomes if outcome.seconds > LIMIT_S]
     print(f"over {LIMIT_S} s: {', '.join(slow) or 'none'}")
