@@ -250,7 +250,7 @@ class _Shell:
                 first_host=first_address(hosts),
                 generation=action.generation,
             )
-            self._control.send(worker, do="join", place=without_chosen(self._environment, variables))
+            self._control.send(worker, do="join", place=without_chosen(variables, chosen=self._environment))
         for old in self._services:
             old.close()
         self._services = [service]

@@ -7,7 +7,7 @@ import os
 import re
 import shutil
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -102,7 +102,7 @@ def rank_job(
                 command=tuple(command),
                 environment=without_chosen(
                     rank_variables(place, len(placements), coordinator, first_host=first_host, meeting=meeting),
-                    environment,
+                    chosen=environment,
                 ),
             )
             for place in placements
@@ -143,10 +143,10 @@ def rank_variables(
     return {**variables, "JAX_COORDINATOR_ADDRESS": coordinator, "JAX_COORDINATOR_BIND_ADDRESS": "127.0.0.1:0"}
 
 
-def without_chosen(environment: Mapping[str, str], variables: Mapping[str, str]) -> dict[str, str]:
-    """A rank's variables without those of torch.distributed's store that the user has set for all ranks."""
-    chosen = environment.keys() & {"MASTER_ADDR", "MASTER_PORT"}
-    return {name: value for name, value in variables.items() if name not in chosen}
+def without_chosen(variables: Mapping[str, str], *, chosen: Collection[str]) -> dict[str, str]:
+    """A rank's variables without those of torch.distributed's store that the user has set for all ranks, `chosen`."""
+    store = {"MASTER_ADDR", "MASTER_PORT"}
+    return {name: value for name, value in variables.items() if name not in store or name not in chosen}
 
 
 #: Ports of torch.distributed's store on rank 0's host: those that the kernel gives to nobody who asks for any.

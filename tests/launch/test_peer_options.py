@@ -126,4 +126,6 @@ def test_ranks_have_their_place_by_the_others_names(name: str) -> None:
 def test_the_users_own_store_stays() -> None:
     placements = place_ranks((Host(name="localhost", slots=1),), 1)
     job = rank_job(placements, ["true"], coordinator="h:1", meeting="h:2", environment={"MASTER_PORT": "29500"})
-    assert job.variables(job.processes[0], local=True)["MASTER_PORT"] == "29500"
+    variables = job.variables(job.processes[0], local=True)
+    assert variables["MASTER_PORT"] == "29500"
+    assert variables["SHARDWRIGHT_RANK"] == variables["RANK"] == variables["HOROVOD_RANK"] == "0"

@@ -37,6 +37,7 @@ def test_average_is_op_by_another_name() -> None:
         hvd.allreduce(x, True, op=hvd.Sum)
 
 
+@pytest.mark.dear
 @pytest.mark.parametrize("kind", [np.asarray, jnp.asarray])
 @pytest.mark.parametrize("values", [[3, 4, -7], [-1, 0, 1]])
 def test_integers_are_scaled_and_divided_towards_zero(kind, values, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -115,6 +116,7 @@ def test_a_name_that_is_under_way_is_refused() -> None:
     assert hvd.synchronize(hvd.allreduce_async(np.ones(2), name="a")).tolist() == [1, 1]
 
 
+@pytest.mark.dear
 def test_compressors_go_both_ways_own_ones_too() -> None:
     for array in (np.ones(3, np.float32), jnp.ones(3)):
         short, context = hvd.Compression.fp16.compress(array)
