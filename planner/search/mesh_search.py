@@ -25,6 +25,7 @@ from shardwright.planner.limits import SearchLimits
 from shardwright.planner.memory.constraint import MemoryModel
 from shardwright.planner.memory.lagrangian import LagrangianSearch
 from shardwright.planner.memory.recompute import Recomputation
+from shardwright.planner.mixtures import Blocks
 from shardwright.planner.plans.assemble import Decisions, build_instruction_plans, build_variable_plans, decide
 from shardwright.planner.plans.collectives import communication, total_own_times_s
 from shardwright.planner.rules import axes_on
@@ -69,6 +70,7 @@ class MeshSearch:
         *,
         limits: SearchLimits = SearchLimits(),
         carried: CarriedPlan | None = None,
+        blocks: Blocks | None = None,
     ) -> None:
         self.limits = limits
         self.carried = carried
@@ -83,7 +85,7 @@ class MeshSearch:
         self.options = options
         self.profile = hardware_profile(cluster.hardware).with_bucket(options.bucket_bytes)
         self.limit_bytes = memory_limit_bytes(options, cluster, self.profile)
-        self.program = Program(hlo, options, self.profile, self.clock)
+        self.program = Program(hlo, options, self.profile, self.clock, blocks=blocks)
         if given is not None and self.program.rules.inside.places:
             check_manual_axes(given, self.program.rules.inside)
         self.clock.record_build_time(

@@ -50,6 +50,7 @@ from shardwright.planner.graph.stack_rows import find_stack_rows
 from shardwright.planner.memory.constraint import MemoryModel
 from shardwright.planner.memory.recompute import Recomputation, apply_recomputation
 from shardwright.planner.microbatch import accumulate_step, split_step
+from shardwright.planner.mixtures import Blocks, Mixture, block_mixtures, find_all_mixtures
 from shardwright.planner.mixtures.parts import find_parts
 from shardwright.planner.mixtures.rows_over import with_no_rows_over
 from shardwright.planner.rewrites.batch_norm import expand_batch_norms
@@ -99,6 +100,8 @@ class Program:
     profile: device profile, identifies values too expensive to recompute per consumer; None: no value is.
     clock: may end the reading.
     kernel: the devices' kernel of attention, where there is no profile.
+    blocks: of its mixtures of experts; None: their rows stay with their tokens.
+    mixtures: those that may be in blocks, of the program as read.
     """
 
     def __init__(
@@ -108,6 +111,7 @@ class Program:
         profile: HardwareProfile | None = None,
         clock: Clock | None = None,
         kernel: AttentionKernel | None = None,
+        blocks: Blocks | None = None,
     ) -> None:
         self.options, self.profile, self.clock = options, profile, clock or Clock()
         source = Source(hlo) if isinstance(hlo, str) else hlo
@@ -127,6 +131,10 @@ class Program:
         self._base_module = inline_calls(insert_sharding_calls(alias_donors(module), outputs))
         refuse_manual(self._base_module, inlined=True)
         self.mixture_parts = find_parts(self._base_module)
+        self.mixtures: Sequence[Mixture] = ()
+        if options.rewrites != "none":
+            self.mixtures = find_all_mixtures(self._base_module)
+        self._base_module = block_mixtures(self._base_module, blocks, profile)
         if options.rewrites != "none" and not (profile is not None and platform_of_profile(profile.name) == "tpu"):
             self._base_module = tile_ragged_products(self._base_module, profile)
         self._base_module = with_no_rows_over(self._base_module)

@@ -21,10 +21,12 @@ from shardwright.planner.memory.constraint import BranchingBound
 from shardwright.planner.memory.messages import note_deadline, too_large_error
 from shardwright.planner.memory.recompute import Recomputation
 from shardwright.planner.memory.tuning import HOPELESS_RATIO, MULTIPLIER_GAP
+from shardwright.planner.mixtures import Blocks, list_blocks
 from shardwright.planner.parallel import ForkedFuture
 from shardwright.planner.plans.axis_names import name_axes
 from shardwright.planner.plans.verify import check_plan
 from shardwright.planner.search.alternative_meshes import alternative_mesh_groups, suggest_other_mesh
+from shardwright.planner.search.blocks import choose_blocks
 from shardwright.planner.search.branching import Branch, branch_and_bound
 from shardwright.planner.search.candidates import list_candidates
 from shardwright.planner.search.certify import BackgroundBound, assemble_plan, bound_plan, remove_idle_views
@@ -95,13 +97,10 @@ def plan(
             search = Search(hlo, cluster, options, progress, history, clock, limits=limits, carried=carried)
         except OutOfTimeError:
             raise too_short_error(clock) from None
-        try:
-            return search.run()
-        finally:
-            search.incumbent.clear()
-            search.background_bound.cancel()
-            if search.background_experts is not None:
-                search.background_experts.cancel()
+        blocks = list_blocks(search.program.mixtures, cluster, options) if search.may_block else []
+        if not blocks:
+            return search.run_and_clear()
+        return choose_blocks(search, blocks)
 
 
 class Search(MeshSearch):
@@ -118,8 +117,9 @@ class Search(MeshSearch):
         *,
         limits: SearchLimits = SearchLimits(),
         carried: CarriedPlan | None = None,
+        blocks: Blocks | None = None,
     ) -> None:
-        super().__init__(hlo, cluster, options, progress, clock, limits=limits, carried=carried)
+        super().__init__(hlo, cluster, options, progress, clock, limits=limits, carried=carried, blocks=blocks)
         self.history = history
         self.query = SearchQuery.of(self.program.original, cluster, options) if history is not None else None
         self.record: SearchRecord | None = None
@@ -136,6 +136,29 @@ class Search(MeshSearch):
         self.background_experts: ForkedFuture[dict[tuple[str, Mesh], Candidate]] | None = None
         self.gap_tolerance = 0.0  # relative gap of each mesh's solution
         self.excluded_meshes = frozenset[Mesh]()
+
+    @property
+    def may_block(self) -> bool:
+        """Whether mixtures may be planned in blocks: no other option says how."""
+        is_named = isinstance(self.options.force, str)
+        return self.options.mode == "search" and not is_named
+
+    def with_blocks(self, blocks: Blocks) -> Search:
+        """The search of the program with its mixtures in blocks, in the time left."""
+        return Search(
+            self.program.original, self.cluster, self.options, self._progress,
+            clock=self.clock.renew(interrupts=True), limits=self.limits, carried=self.carried, blocks=blocks,
+        )  # fmt: skip
+
+    def run_and_clear(self) -> Plan:
+        """`run`, and the end of what goes on beside it."""
+        try:
+            return self.run()
+        finally:
+            self.incumbent.clear()
+            self.background_bound.cancel()
+            if self.background_experts is not None:
+                self.background_experts.cancel()
 
     def run(self) -> Plan:
         is_whole = False

@@ -38,6 +38,9 @@ TAKEN_OVER = "taken over from an earlier plan"
 #: … and the one of a plan of a program with a sharding in the type of every value.
 TYPED = "the program's types pin"
 
+#: How the note begins of where the rows of mixtures of experts go.
+MIXTURES = "experts:"
+
 #: What an option of XLA's can be set to.
 OptionValue = bool | int | str
 

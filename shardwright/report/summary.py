@@ -6,7 +6,7 @@ import re
 from collections import Counter
 from collections.abc import Iterable, Sequence
 
-from shardwright.plans.plan import TYPED, MemorySummary, Plan, VariablePlan, count_combined
+from shardwright.plans.plan import MIXTURES, TYPED, MemorySummary, Plan, VariablePlan, count_combined
 from shardwright.report.attention import describe_attention
 from shardwright.report.groups import is_copy
 from shardwright.report.kernels import describe_kernels
@@ -53,6 +53,7 @@ def summary(plan: Plan) -> list[tuple[str, str]]:
         *(("attention" if not i else "", line) for i, line in enumerate(describe_attention(plan.attention))),
         *(("mixtures" if not i else "", line) for i, line in enumerate(describe_mixtures(plan.mixtures))),
         *(("regions" if not i else "", line) for i, line in enumerate(describe_regions(plan.regions))),
+        *(("experts", note.removeprefix(MIXTURES).strip()) for note in plan.notes if note.startswith(MIXTURES)),
         *(("types", note) for note in plan.notes if note.startswith(TYPED)),
         ("bound", certificate(cost, unknown)),
         ("prices", f"hardware profile {plan.hardware!r}{_describe_compile_options(plan)}"),
