@@ -24,6 +24,7 @@ NOT_RUN = {
     "docs/datasets.md": ["a source of your own"],
     "docs/debugging-a-plan.md": ["refused on purpose", "needs the compilers for GPUs and TPUs"],
     "docs/keras.md": ["downloads Keras", *4 * ["needs Keras"]],
+    "docs/mixtures.md": ["minutes of planning and compiling"],
     "docs/operating.md": ["needs root", "needs a cluster"],
     "docs/options.md": ["needs a server that ends"],
     "docs/run.md": ["needs other hosts", "needs other hosts"],
