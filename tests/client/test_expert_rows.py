@@ -133,3 +133,46 @@ def test_rows_of_a_step_are_told_where_the_plan_knows_them(caplog: pytest.LogCap
             call.say("step 12: ", [np.int32(3)])
     assert caplog.messages == ["step 12: 3 of 8 rows were over the experts' capacity 1.25, and left out"]
     assert rows.total == rows.under(2.0).total == 3
+
+
+TOKENS, WIDTH, EXPERTS, ACTIVE, DEVICES = 1024, 16, 8, 2, 8
+
+
+def mixture(x: jax.Array, router: jax.Array, up: jax.Array, down: jax.Array) -> jax.Array:
+    weights, chosen = jax.lax.top_k(jax.nn.softmax(x @ router), ACTIVE)
+    of_pair = chosen.reshape(-1)
+    order = jnp.argsort(of_pair)
+    sizes = jnp.bincount(of_pair, length=EXPERTS)
+    hidden = jax.nn.relu(jax.lax.ragged_dot(x[order // ACTIVE], up, sizes))
+    rows = jax.lax.ragged_dot(hidden, down, sizes)[jnp.argsort(order)]
+    return jnp.einsum("tkd,tk->td", rows.reshape(TOKENS, ACTIVE, WIDTH), weights)
+
+
+@pytest.mark.cluster
+def test_rows_of_a_mixture_over_its_capacity_are_told(caplog: pytest.LogCaptureFixture) -> None:
+    """As many as a loop over what each device would send to each other one counts, and none where there is room."""
+    shapes = ((TOKENS, WIDTH), (WIDTH, EXPERTS), (EXPERTS, WIDTH, 32), (EXPERTS, 32, WIDTH))
+    random = np.random.default_rng(0)
+    arguments = [random.normal(size=shape).astype(np.float32) for shape in shapes]
+    text = sw.lower(mixture, *arguments, platform="cuda").as_text()
+    chosen = np.asarray(jax.lax.top_k(arguments[0] @ arguments[1], ACTIVE)[1]).reshape(DEVICES, -1)
+    sent = np.stack([np.bincount(pairs, minlength=EXPERTS) for pairs in chosen])  # by source and destination
+    over = int(np.maximum(sent - TOKENS * ACTIVE // DEVICES**2, 0).sum())
+    assert over > 50
+    with sw.connect(devices=DEVICES) as session, caplog.at_level(logging.WARNING, "shardwright"):
+        step = session.program(text, expert_capacity=1.0, mesh="8", stages=1, micro_batches=1)
+        result = np.asarray(step(*arguments))
+        assert "8 blocks, capacity 1" in step.plan.explain(width=200)
+        assert step.rows_over == over
+        np.asarray(step(*arguments))
+        assert step.rows_over == 2 * over
+    told = [record.message for record in caplog.records if "capacity" in record.message]
+    assert told[0].endswith(f" {over} of 2,048 rows were over the experts' capacity 1, and left out")
+    assert len(told) == 2
+    parts = {note.part: note for note in step.plan.mixtures}
+    assert parts["experts"].flops > 2 * 2 * TOKENS * ACTIVE * WIDTH * 32 / DEVICES
+    assert parts["dispatch"].wire_bytes > 0
+    assert parts["combine"].wire_bytes > 0
+    whole = np.asarray(jax.jit(mixture)(*arguments))
+    is_whole = np.isclose(result, whole, atol=1e-4).all(-1)
+    assert TOKENS - over <= is_whole.sum() < TOKENS  # other tokens have all their rows
