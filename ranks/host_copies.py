@@ -116,12 +116,21 @@ def pack(saved: HostCopy, where: str) -> dict[str, Any]:
     with contextlib.suppress(ObjectTypeError):
         structure = jax.tree.unflatten(saved.tree, list(range(len(saved.leaves))))
         object_codec.dumps(structure)
-        message["shape"] = structure
+        message["shape"] = structure if _is_plain(structure) else None
     try:
         object_codec.dumps([leaf.value for leaf in saved.leaves if leaf.kind == "plain"])
     except ObjectTypeError as error:
         raise ObjectTypeError(error.message, where=where, remedy=f"keep it out of the state. {error.remedy}") from None
     return message
+
+
+def _is_plain(structure: Any) -> bool:
+    """Whether a tree is of lists, tuples and dicts alone; one with classes of its own has to be alike at all ranks."""
+    if type(structure) is dict:
+        return all(map(_is_plain, structure.values()))
+    if type(structure) in (list, tuple):
+        return all(map(_is_plain, structure))
+    return structure is None or type(structure) is int
 
 
 def unpack(message: dict[str, Any], own: HostCopy, where: str) -> HostCopy:

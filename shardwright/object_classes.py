@@ -30,6 +30,8 @@ def take_apart(value: Any) -> tuple[str, Any] | None:
         return kind.__name__, value.isoformat()
     if kind is datetime.timedelta:
         return "timedelta", [value.days, value.seconds, value.microseconds]
+    if not _is_found(kind):
+        return None
     if isinstance(value, enum.Enum):
         is_member = kind.__members__.get(value.name) is value  # several flags at once are none
         return ("enum", [*_name(kind), value.name]) if is_member else None
@@ -46,6 +48,14 @@ _DATES = (datetime.datetime, datetime.date, datetime.time)
 
 def _name(kind: type) -> tuple[str, str]:
     return kind.__module__, kind.__qualname__
+
+
+def _is_found(kind: type) -> bool:
+    """Whether a class is found by its name: not one of a function's own."""
+    try:
+        return _find_class(*_name(kind)) is kind
+    except (TypeError, ValueError):
+        return False
 
 
 def _is_named_tuple(kind: type) -> bool:

@@ -86,6 +86,12 @@ def test_what_is_no_plain_value_is_refused_by_its_path() -> None:
         dumps({"a": [Flags.A | Flags.B]})
     assert caught.value.where == "object['a'][0]"
 
+    class Local(NamedTuple):
+        x: int
+
+    with pytest.raises(ObjectTypeError):
+        dumps(Local(1))
+
 
 @pytest.mark.parametrize(
     ("kind", "module", "name", "rest"),
