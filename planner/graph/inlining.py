@@ -16,6 +16,7 @@ from dataclasses import dataclass, field, replace
 
 from shardwright.hlo import ArrayShape, Attribute, Computation, Instruction, Module, TupleShape
 from shardwright.hlo.names import NameUniquer
+from shardwright.placements import COMPUTE_ATTRIBUTE
 from shardwright.planner.gc_pause import gc_paused
 from shardwright.planner.graph.manual_regions import TextRegions, find_regions
 from shardwright.planner.rewrites.edit import copy_of
@@ -54,7 +55,10 @@ def _may_inline(instruction: Instruction) -> bool:
         return True
     if instruction.opcode != "call" or not instruction.attributes.keys() <= _PLAIN:
         return False
-    return all(name.startswith(_OF_BACKENDS) for name in instruction.get("frontend_attributes", ()))
+    return all(
+        name.startswith(_OF_BACKENDS) or name == COMPUTE_ATTRIBUTE  # its instructions say so themselves
+        for name in instruction.get("frontend_attributes", ())
+    )
 
 
 @dataclass(slots=True)

@@ -7,6 +7,7 @@ from collections.abc import Hashable, Mapping
 from shardwright.attention import read_call
 from shardwright.hlo import Computation, Instruction
 from shardwright.kernels import KERNEL_TARGET, RULE_ATTRIBUTE, read_price
+from shardwright.placements import computes_on_host, read_placement
 
 #: Attributes that say nothing about what an instruction computes.
 _IRRELEVANT = frozenset({"metadata", "frontend_attributes", "sharding", "backend_config", "origin"})
@@ -26,6 +27,7 @@ def signature(instruction: Instruction) -> Hashable:
         instruction.shape.leaves,
         tuple((a.name, a.text) for a in instruction.attributes.values() if _counts(a.name, called)),
         _call_attributes(instruction) if instruction.opcode == "custom-call" else None,
+        computes_on_host(instruction),
         tuple(_region_signature(region) for regions in called.values() for region in regions),
     )
 
@@ -55,6 +57,9 @@ def _call_attributes(call: Instruction) -> Hashable:
     attention = read_call(call)
     if attention is not None:
         return attention
+    placement = read_placement(call)
+    if placement is not None:
+        return placement
     said = dict(call.get("frontend_attributes", {}))
     forms = call.get("backend_config") if call.get("custom_call_target") == KERNEL_TARGET else None
     return said.get("num_batch_dims"), said.get(RULE_ATTRIBUTE), read_price(call), forms

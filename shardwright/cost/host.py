@@ -10,7 +10,7 @@ operands and results that lie on the device.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from math import prod
+from math import isinf, prod
 
 from shardwright.cost.profiles import HardwareProfile
 from shardwright.hlo import ArrayShape, Instruction
@@ -24,7 +24,7 @@ def transfer_time_s(placement: Placement, call: Instruction, shape: tuple[int, .
     if source.is_on_host == placement.is_to_host:
         return 0.0
     bandwidth = host.from_device_bytes_per_s if placement.is_to_host else host.to_device_bytes_per_s
-    return _bytes(source, shape) / bandwidth + profile.launch_s
+    return 0.0 if isinf(bandwidth) else _bytes(source, shape) / bandwidth + profile.launch_s
 
 
 def host_compute_time_s(

@@ -6,7 +6,7 @@ that asks `ArrayShape.is_on_host`.
 """
 
 from shardwright.placements.call import DEVICE, HOST, HOST_KINDS, Placement, place, read_placement
-from shardwright.placements.compute import check_compute_types, computes_on_host
+from shardwright.placements.compute import COMPUTE_ATTRIBUTE, check_compute_types, computes_on_host
 from shardwright.placements.values import (
     HostValues,
     drop_torn_aliases,
@@ -18,6 +18,7 @@ from shardwright.placements.values import (
 )
 
 __all__ = [
+    "COMPUTE_ATTRIBUTE",
     "DEVICE",
     "HOST",
     "HOST_KINDS",

@@ -18,6 +18,7 @@ from shardwright.plans.plan import OptionValue, Plan
 from shardwright.xla import private
 from shardwright.xla.compiled import CompiledMemory, CompiledProgram, refusal
 from shardwright.xla.emit import emit_stablehlo
+from shardwright.xla.host_layouts import set_host_layouts
 from shardwright.xla.inspect import find_collectives
 from shardwright.xla.jax_shardings import require_shardings
 from shardwright.xla.tuning import DUMP_POLL_S
@@ -60,7 +61,7 @@ def compile_emitted(stablehlo: str, plan: Plan, *, want_executable: bool) -> Com
     if len(devices) < plan.mesh.device_count:
         raise CompilationError(f"the mesh {plan.mesh} needs more than the {len(devices)} devices of the compiler")
     with tempfile.TemporaryDirectory(prefix="shardwright-xla-") as folder:
-        executable = _compile(stablehlo, devices, folder, plan.compile_options)
+        executable = _compile(stablehlo, devices, folder, plan.compile_options, plan)
         compile_s = time.perf_counter() - started
         pattern = _BEFORE_COMBINER_ELSEWHERE if private.described else _BEFORE_COMBINER
         text = _newest(folder, pattern) or private.hlo_of_executable(executable)
@@ -140,9 +141,13 @@ def _partition_text(compilation: futures.Future[Any], device_count: int, folder:
 
 
 def _compile(
-    stablehlo: str, devices: list[Any], folder: str, options: Mapping[str, OptionValue] = MappingProxyType({})
+    stablehlo: str,
+    devices: list[Any],
+    folder: str,
+    options: Mapping[str, OptionValue] = MappingProxyType({}),
+    plan: Plan | None = None,
 ) -> Any:
-    """XLA's executable, with the interesting passes dumped into `folder`."""
+    """XLA's executable, with the interesting passes dumped into `folder`. plan: the text's, where it has one."""
     build = private.compile_options(
         [device.id for device in devices],
         platform=devices[0].platform,
@@ -156,6 +161,8 @@ def _compile(
             ("xla_dump_large_constants", True),  # tables of slice offsets, one entry a device
         ],
     )
+    if plan is not None and private.described:
+        build = set_host_layouts(build, plan)
     try:
         return private.compile_for(stablehlo, devices, build)
     except Exception as error:

@@ -21,7 +21,7 @@ place needs no mark, unless its operands are partial already.
 
 Steps: strip the user's own shardings → spell ragged products (`ragged_products`) → join operations split by HLO
 (`broadcasts`) → collect layouts of values and uses → insert constraints → write operations that XLA would gather as
-manual computations (`manual`) → pad → set aliases → pin layouts (`row_major`).
+manual computations (`manual`) → hold fetches from the host back (`late_fetches`) → pad → set aliases → pin layouts (`row_major`).
 """
 
 from __future__ import annotations
@@ -41,6 +41,7 @@ from shardwright.xla.attention import PlannedCall, compute_attention, kernel_of_
 from shardwright.xla.boundary import finish_boundary, sharding_text, store_arguments
 from shardwright.xla.broadcasts import join_broadcasts
 from shardwright.xla.kernels import KernelWriter, is_kernel
+from shardwright.xla.late_fetches import delay_fetches
 from shardwright.xla.manual_computation import compute_manually, is_manual
 from shardwright.xla.operations import CALLS, operations_within
 from shardwright.xla.partial_sums import steps_of_reduction, steps_to
@@ -154,6 +155,7 @@ class _Emitter:
         for operation, planned in self.kernels:
             writer.compute(operation, planned)
         compute_attention(self.attention, self.plan.mesh, self.attribute, self.kernel)
+        delay_fetches(self.main)
         finish_boundary(self.module, self.main, self.plan, self.attribute, has_host_memory=self.has_host_memory)
         pin_row_major(self.module)
 

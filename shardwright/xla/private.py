@@ -53,6 +53,8 @@ PRIVATE_NAMES: dict[str, tuple[str, ...]] = {
         "Client.deserialize_executable",
         "Client.serialize_executable",
         "CompileOptions.env_option_overrides",
+        "CompileOptions.ParseFromString",
+        "CompileOptions.SerializeAsString",
         "DeviceAssignment.create",
         "DeviceList",
         "DistributedRuntimeClient.key_value_dir_get",
@@ -70,6 +72,8 @@ PRIVATE_NAMES: dict[str, tuple[str, ...]] = {
     ),
     "jaxlib._jax.mlir": ("mlir_module_to_xla_computation", "xla_computation_to_mlir_module"),
     "jaxlib.xla_client": (
+        "Shape.array_shape",
+        "Shape.to_serialized_proto",
         "make_cpu_client",
         "initialize_pjrt_plugin",
         "load_pjrt_plugin_dynamically",
@@ -302,6 +306,13 @@ def compile_options(
     off = ",".join(filter(None, (*left_out, named.pop(_DISABLE_PASSES_FLAG, ""))))
     options.env_option_overrides = [*named.items(), (_DISABLE_PASSES_FLAG, off)]
     return options
+
+
+def serialized_shape(dtype: Any, dimensions: Sequence[int]) -> bytes:
+    """XLA's ShapeProto of an array in row-major order."""
+    order = tuple(reversed(range(len(dimensions))))
+    shape = _module("jaxlib.xla_client").Shape.array_shape(dtype, tuple(dimensions), order)
+    return bytes(shape.to_serialized_proto())
 
 
 def device_list(devices: Sequence[Any]) -> Any:

@@ -246,7 +246,8 @@ class _MemoryEstimate:
         donated = _nodes_of_donated(program, self.donated.get(computation, {}))
         buffers = assign_buffers(program, self._profile, donated=donated, in_order=self._order)
         intervals: list[Interval] = []
-        workspace = self._profile.compiler.product_workspace_bytes
+        has_kernels = not self._lowering.on_host  # what kernels need besides lies on the device
+        workspace = self._profile.compiler.product_workspace_bytes if has_kernels else 0
         begins = [0]  # time of each position; a step lasts as long as its longest body
         for step in buffers.order:
             duration = 1
@@ -257,7 +258,7 @@ class _MemoryEstimate:
             if workspace and any(program.opcodes[node] in PRODUCTS for node in step):
                 intervals.append(Interval(workspace, begins[-1], begins[-1]))
             scores = max((self._scores_bytes(program, node) for node in step), default=0)
-            if scores:
+            if scores and has_kernels:
                 intervals.append(Interval(scores, begins[-1], begins[-1] + duration - 1))
             begins.append(begins[-1] + duration)
 
