@@ -82,7 +82,7 @@ class Prices:
         for place in self._places.values():
             self._sent.append(place)
         self._priced: dict[tuple[int, int], FloatArray] = {}
-        self._matrices: dict[tuple[str, tuple[int, ...], bytes, bytes, float, int], FloatArray] = {}
+        self._matrices: dict[tuple[str, tuple[int, ...], bool, bytes, bytes, float, int], FloatArray] = {}
         self._launching: dict[tuple[int, float], tuple[FloatArray, FloatArray]] = {}
         self.has_transposes = profile.compiler.runs("turns_moved")
         #: Seconds of bringing elements into another order, by the number of the moves; NaN: unknown.
@@ -190,21 +190,27 @@ class Prices:
             return 0.0
         if not can_reshard(source, target):
             return np.inf
-        return reshard_time_s(shape.element_type, shape.dimensions, source, target, self.mesh, self.topology)
+        seconds = reshard_time_s(shape.element_type, shape.dimensions, source, target, self.mesh, self.topology)
+        return np.inf if shape.is_on_host and seconds > 0 else seconds
 
     def reshard_matrix(
         self, shape: ArrayShape, sources: IntArray, targets: IntArray, count: float, combinable_bytes: int = 0
     ) -> FloatArray:
         """Seconds of `count` moves from each of `sources` (rows) to each of `targets` (columns), by their integers.
 
-        Infinity: the target is a partial sum over an axis that splits the source. combinable_bytes: total bytes a
+        Infinity: the target is a partial sum over an axis that splits the source, or collectives would move an array on
+        the host. combinable_bytes: total bytes a
         compiler may combine with a move (see `latency_share`).
         """
-        key = (shape.element_type, shape.dimensions, sources.tobytes(), targets.tobytes(), count, combinable_bytes)
+        kind = shape.element_type, shape.dimensions, shape.is_on_host
+        key = (*kind, sources.tobytes(), targets.tobytes(), count, combinable_bytes)
         matrix = self._matrices.get(key)
         if matrix is None:
             moves = self._moves_between(shape, sources, targets)
-            matrix = self._matrices[key] = times(self._seconds(shape, combinable_bytes)[self._sent[moves]], count)
+            matrix = times(self._seconds(shape, combinable_bytes)[self._sent[moves]], count)
+            if shape.is_on_host:  # collectives are between devices' memories
+                matrix = np.where(matrix > 0, np.inf, matrix)
+            self._matrices[key] = matrix
         return matrix
 
     def with_launch(self, matrix: FloatArray, count: float) -> FloatArray:

@@ -21,6 +21,7 @@ from shardwright.options.user_options import name_matches
 from shardwright.placements import (
     check_compute_types,
     drop_torn_aliases,
+    fetch_arguments,
     find_host_values,
     mark_host_values,
     place_results,
@@ -129,6 +130,7 @@ class Program:
             self.own_shardings = VariableShardings.of(module, outputs)
         # Common start of all variants: shardings as calls, functions inlined, attention as calls.
         self._base_module = inline_calls(insert_sharding_calls(alias_donors(module), outputs))
+        self._base_module = fetch_arguments(self._base_module, self._host_arguments)
         refuse_manual(self._base_module, inlined=True)
         self.mixture_parts = find_parts(self._base_module)
         self.mixtures: Sequence[Mixture] = ()

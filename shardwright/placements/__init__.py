@@ -10,11 +10,13 @@ from shardwright.placements.compute import COMPUTE_ATTRIBUTE, check_compute_type
 from shardwright.placements.values import (
     HostValues,
     drop_torn_aliases,
+    fetch_arguments,
     find_host_values,
     mark_host_values,
     place_results,
     read_boundary,
     says_of_memory,
+    write_boundary,
 )
 
 __all__ = [
@@ -27,6 +29,7 @@ __all__ = [
     "check_compute_types",
     "computes_on_host",
     "drop_torn_aliases",
+    "fetch_arguments",
     "find_host_values",
     "mark_host_values",
     "place",
@@ -34,4 +37,5 @@ __all__ = [
     "read_boundary",
     "read_placement",
     "says_of_memory",
+    "write_boundary",
 ]

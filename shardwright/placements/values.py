@@ -26,7 +26,8 @@ from shardwright.hlo.entry import flat_aliases, format_aliases
 from shardwright.hlo.ir import Attribute
 from shardwright.hlo.shape_text import ShapeReader, format_shape
 from shardwright.hlo.shapes import HOST_SPACE, BufferShape
-from shardwright.placements.call import HOST, check_placements, place, read_placement
+from shardwright.placements.call import DEVICE, HOST, check_placements, place, read_placement
+from shardwright.placements.compute import computes_on_host
 from shardwright.reserved_names import IDENTITY_TARGETS, PLACEMENT_TARGET
 
 #: An instruction and the number of an array leaf of its result.
@@ -87,6 +88,22 @@ def read_boundary(module: Module) -> tuple[frozenset[int], frozenset[int]]:
     return frozenset(arguments), frozenset(results)
 
 
+def write_boundary(text: str, arguments: Collection[int], results: Collection[int]) -> str:
+    """A module's text, with `S(5)` in the layouts of some of its arguments and results, by flat number."""
+    if not arguments and not results:
+        return text
+    header, end_of_line, rest = text.partition("\n")
+    before, key, after = header.partition(f"{_LAYOUT}={{")
+    if not key:
+        return text
+    after = _COMMENT.sub("", after)
+    reader = ShapeReader(after)
+    given, end = reader.read(0)
+    result, behind = reader.read(after.index("->", end) + 2)
+    given, result = _on_host(given, sorted(arguments)), _on_host(result, sorted(results))
+    return f"{before}{key}{format_shape(given)}->{format_shape(result)}{after[behind:]}{end_of_line}{rest}"
+
+
 def place_results(module: Module) -> Module:
     """The module with a call on each result that lies on the host by its layout alone; itself where there is none."""
     _, results = read_boundary(module)
@@ -105,6 +122,50 @@ def place_results(module: Module) -> Module:
     return _with_entry(module, entry, [*others, *calls.values(), root], root)
 
 
+def fetch_arguments(module: Module, arguments: Collection[int]) -> Module:
+    """The module with a call that fetches an argument from the host, where instructions of the entry compute with it as
+    it is: JAX leaves `jax.device_put(x, jax.memory.Space.Device)` out of texts that name no other memory.
+
+    arguments: flat numbers of those that lie there, each an array of its own. Itself where nothing is to be fetched.
+    """
+    entry = module.entry
+    parameters = sorted(entry.parameters, key=lambda parameter: parameter.index)
+    is_flat = all(isinstance(parameter.shape, ArrayShape) for parameter in parameters)
+    on_host = {parameters[number] for number in arguments if number < len(parameters)} if is_flat else set()
+    readers = {reader for reader in entry if _computes(reader) and not on_host.isdisjoint(reader.operands)}
+    if not readers:
+        return module
+    used = {instruction.name for instruction in module.instructions()}
+    copies: dict[Instruction, Instruction] = {}
+    fetched: dict[Instruction, Instruction] = {}
+    instructions: list[Instruction] = []
+    for old in entry:
+        for operand in old.operands if old in readers else ():
+            if operand in on_host and operand not in fetched:
+                call = place(copies[operand], DEVICE, _unused(f"{operand.name}.fetched", used))
+                fetched[operand] = call
+                instructions.append(call)
+        here = fetched if old in readers else {}
+        operands = tuple([here.get(operand) or copies[operand] for operand in old.operands])
+        copies[old] = Instruction(
+            old.name, old.opcode, old.shape, operands, old.attributes, old.called, old.payload, old.index, old.is_root,
+            old.line,
+        )  # fmt: skip
+        instructions.append(copies[old])
+    return _with_entry(module, entry, instructions, copies[entry.root])
+
+
+def _computes(instruction: Instruction) -> bool:
+    """Whether an instruction computes with its operands on the device, rather than handing them on."""
+    return not (
+        _hands_on(instruction)
+        or read_placement(instruction) is not None
+        or computes_on_host(instruction)
+        or instruction.opcode in _PARTS
+        or instruction.opcode == "dynamic-update-slice"
+    )
+
+
 def _placed_root(module: Module, entry: Computation) -> tuple[list[Instruction], Instruction]:
     before = entry.root
     before.is_root = False
@@ -120,7 +181,8 @@ def _unused(name: str, used: Collection[str]) -> str:
 
 
 def _with_entry(module: Module, entry: Computation, instructions: list[Instruction], root: Instruction) -> Module:
-    made = Computation(entry.name, instructions, root, entry.parameters, entry.is_entry, entry.attributes)
+    parameters = tuple(sorted((i for i in instructions if i.opcode == "parameter"), key=lambda i: i.index))
+    made = Computation(entry.name, instructions, root, parameters, entry.is_entry, entry.attributes)
     others = [made if computation is entry else computation for computation in module.computations]
     return Module(module.name, module.header, others, made, module.tables)
 

@@ -21,7 +21,8 @@ place needs no mark, unless its operands are partial already.
 
 Steps: strip the user's own shardings → spell ragged products (`ragged_products`) → join operations split by HLO
 (`broadcasts`) → collect layouts of values and uses → insert constraints → write operations that XLA would gather as
-manual computations (`manual`) → hold fetches from the host back (`late_fetches`) → pad → set aliases → pin layouts (`row_major`).
+manual computations (`manual`) → hold fetches from the host back (`late_fetches`) → pad → set aliases → pin layouts
+(`row_major`).
 """
 
 from __future__ import annotations

@@ -46,10 +46,12 @@ from shardwright.client.frontends.jax.jaxprs import (
     refuse_unsupported,
     without_calls,
 )
+from shardwright.client.frontends.jax.memory_kinds import find_boundary_on_host, lies_on_host
 from shardwright.client.frontends.jax.nnx_modules import find_changes, record_variables, require_unshared, write_back
 from shardwright.client.frontends.program import Program
 from shardwright.dtypes import to_element_type
 from shardwright.errors import OptionError
+from shardwright.placements import write_boundary
 from shardwright.xla import private
 from shardwright.xla.cudnn_checks import answer_checks
 
@@ -68,7 +70,8 @@ class Signature:
     tree: structure of (args, kwargs) without the static ones.
     specs: types of its leaves, in order.
     settings: JAX's, with effect on tracing: precision, promotion, x64, …
-    shardings: of the leaves, as they were given; no part of the signature: what the first call says holds.
+    shardings, on_host: of the leaves, as they were given, and which lie on the host; no part of the signature: what the
+        first call says holds.
     """
 
     statics: tuple[tuple[int | str, Any], ...]
@@ -76,6 +79,7 @@ class Signature:
     specs: tuple[ArraySpec, ...]
     settings: Any = None
     shardings: tuple[NamedSharding | None, ...] = field(default=(), compare=False)
+    on_host: frozenset[int] = field(default=frozenset(), compare=False)
 
     @property
     def types(self) -> list[jax.ShapeDtypeStruct]:
@@ -86,12 +90,14 @@ class Signature:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Lowered:
-    """A function's text. out_info: JAX's, of (its result, new values). changed: numbers of leaves with new values."""
+    """A function's text. out_info: JAX's, of (its result, new values). changed: numbers of leaves with new values.
+    on_host: numbers of arguments and of results that the function puts there by its `jax.jit`s."""
 
     text: str
     hoisted: HoistedFunction | None
     out_info: Any
     changed: list[int]
+    on_host: tuple[frozenset[int], frozenset[int]]
 
 
 class JaxFunction:
@@ -140,7 +146,8 @@ class JaxFunction:
         spec = type_of if takes_types else type_of_value
         specs = specs_of(leaves, spec, dynamic, lambda: self._leaf_names(dynamic))
         shardings = tuple(map(given_sharding, leaves))
-        signature = Signature(statics, tree, specs, trace_settings(), shardings)
+        on_host = frozenset(number for number, leaf in enumerate(leaves) if lies_on_host(leaf))
+        signature = Signature(statics, tree, specs, trace_settings(), shardings, on_host)
         try:
             hash(signature)
         except TypeError as error:
@@ -224,6 +231,12 @@ class JaxFunction:
         if debug.types:
             text = without_other_pairs(text, aliases)
         hoisted_count = len(constants) + len(handles)
+        host_arguments, host_results = lowered.on_host
+        text = write_boundary(
+            text,
+            {leaf + (hoisted_count if leaf >= constants_at else 0) for leaf in signature.on_host | host_arguments},
+            host_results,
+        )
         return Program(
             name=self.name,
             hlo_text=text,
@@ -280,12 +293,13 @@ class JaxFunction:
 
         traced = jax.jit(function, **self._marks(signature, kwargs), keep_unused=True).trace(*args, **kwargs)
         refuse_unsupported(traced.jaxpr, self.name)
+        on_host = find_boundary_on_host(traced.jaxpr)
         hoisted = hoist_constants(traced.jaxpr, platform, has_debug=self._has_debug)
         out_info = traced.out_info
         if hoisted is not None:
             traced = self._trace_with_hoisted(hoisted, signature, types)
         text = traced.lower(lowering_platforms=(platform,)).as_text("hlo", debug_info=True)
-        return _Lowered(text=text, hoisted=hoisted, out_info=out_info, changed=changed)
+        return _Lowered(text=text, hoisted=hoisted, out_info=out_info, changed=changed, on_host=on_host)
 
     def _marks(self, signature: Signature, kwargs: Mapping[str, Any]) -> dict[str, Any]:
         """Options of `jax.jit` for a call with these keywords."""

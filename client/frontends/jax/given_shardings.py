@@ -19,6 +19,7 @@ from shardwright.client.frontends.jax.explicit_axes import (
     trace_under_auto_axes,
 )
 from shardwright.errors import ShardwrightError
+from shardwright.placements import HOST_KINDS
 from shardwright.reserved_names import TYPES_NEED
 
 register_exclusion(__file__)  # source lines in programs are the user's
@@ -56,7 +57,8 @@ def with_sharding(aval: jax.ShapeDtypeStruct, sharding: NamedSharding | None) ->
     """The type with a sharding, over a mesh without devices: this machine may not have them."""
     if sharding is None:
         return aval
-    over_abstract = NamedSharding(sharding.mesh.abstract_mesh, sharding.spec)
+    kind = sharding.memory_kind if sharding.memory_kind in HOST_KINDS else None
+    over_abstract = NamedSharding(sharding.mesh.abstract_mesh, sharding.spec, memory_kind=kind)
     return jax.ShapeDtypeStruct(aval.shape, aval.dtype, weak_type=aval.weak_type, sharding=over_abstract)  # type: ignore[no-untyped-call]
 
 
