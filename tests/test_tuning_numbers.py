@@ -34,6 +34,7 @@ MEANINGS = {
         "server.master.planner_child.LOWEST_PRIORITY", "server.master.programs._GZIP",
         "server.master.statistics.*_BOUNDS_S", "server.master.store.*",
         "server.runtime.transport.*_BITS", "server.worker.exit_codes.*", "xla.formats._*",
+        "xla.host_layouts._*",
     ),
     "what a program, a file, a message or an option may hold": (
         "checkpoints.directories.MAX_STEP", "client.checkpoints._MAX_KEPT", "client.datasets._MAX_*",
