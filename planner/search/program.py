@@ -130,7 +130,6 @@ class Program:
             self.own_shardings = VariableShardings.of(module, outputs)
         # Common start of all variants: shardings as calls, functions inlined, attention as calls.
         self._base_module = inline_calls(insert_sharding_calls(alias_donors(module), outputs))
-        self._base_module = fetch_arguments(self._base_module, self._host_arguments)
         refuse_manual(self._base_module, inlined=True)
         self.mixture_parts = find_parts(self._base_module)
         self.mixtures: Sequence[Mixture] = ()
@@ -161,6 +160,7 @@ class Program:
         options, twins = self.options, dict[str, str]()
         module, self.attention = self._base_module, self._own_attention
         self.clock.check()
+        module = fetch_arguments(module, self._host_arguments)
         if options.rewrites != "none":
             module = fold_constants(module)
             if self.profile is not None and self.profile.compiler.runs("folds_transposes"):
