@@ -24,6 +24,9 @@ LOOKUPS = frozenset({"gather", "scatter", "dynamic-slice", "dynamic-update-slice
 #: Dimensions of one colour: of each operand, and of each leaf of the result.
 _TiedLeafDims = tuple[NodeDims, NodeDims]
 
+#: Of the batch, of experts and of the sequence; None: not known.
+_Colours = tuple[_TiedLeafDims | None, ...]
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Roles:
@@ -32,17 +35,22 @@ class Roles:
     batch: split the batch wherever possible, nothing else.
     not_batch: never split the batch.
     across: those of `batch` that may instead split dimensions across the batch (experts of a mixture).
-    not_across: never split dimensions across the batch (its sequence).
-    sharded_state: True: dimensions not along the batch may be split over `batch` axes too, sums over the batch may be
-        scattered, and state updates are computed on shards. False: all that is whole over `batch` axes.
+    sequence: split the sequence wherever possible, nothing else.
+    not_sequence: never split the sequence.
+    sharded_state: those of `batch` over which dimensions not along the batch may be split too, sums over the batch may
+        be scattered, and state updates are computed on shards. Over the others all that is whole.
+    scattered: those of `sharded_state` over which sums over the batch are scattered where they arise, in every
+        iteration of a loop.
     idle: nothing is split over them.
     """
 
     batch: tuple[str, ...] = ()
     not_batch: tuple[str, ...] = ()
     across: tuple[str, ...] = ()
-    not_across: tuple[str, ...] = ()
-    sharded_state: bool = False
+    sequence: tuple[str, ...] = ()
+    not_sequence: tuple[str, ...] = ()
+    sharded_state: tuple[str, ...] = ()
+    scattered: tuple[str, ...] = ()
     idle: tuple[str, ...] = ()
 
 
@@ -52,7 +60,8 @@ class Confinement:
 
     roles: of the mesh axes.
     dims: per node, the dimensions of its result leaves along the batch.
-    across: the same across the batch; None: none known.
+    across: the same across the batch, of experts; None: none known.
+    sequence: the same of the sequence.
     updates: nodes to be computed on shards when possible (`sharded_state`).
     whole: nodes to be computed whole on every device of `batch` axes, but for what runs along the batch.
     hard: nodes without a possible reshard before their consumers, and lookups where those are left out; they stay free.
@@ -61,11 +70,12 @@ class Confinement:
     roles: Roles
     dims: Sequence[NodeDims]
     across: Sequence[NodeDims] | None = None
+    sequence: Sequence[NodeDims] | None = None
     updates: frozenset[int] = frozenset()
     whole: frozenset[int] = frozenset()
     hard: frozenset[int] = frozenset()
-    _known: dict[int, tuple[_TiedLeafDims, ...]] = field(default_factory=dict)
-    _narrowed: dict[tuple[int, tuple[_TiedLeafDims, ...], bool, bool], StrategySet] = field(default_factory=dict)
+    _known: dict[int, _Colours] = field(default_factory=dict)
+    _narrowed: dict[tuple[int, _Colours, bool, bool], StrategySet] = field(default_factory=dict)
     _kept_alive: list[StrategySet] = field(default_factory=list)
 
     @classmethod
@@ -75,8 +85,9 @@ class Confinement:
         roles: Roles,
         dims: Sequence[NodeDims],
         state_outputs: Sequence[int],
-        across: Sequence[NodeDims] | None = None,
         *,
+        across: Sequence[NodeDims] | None = None,
+        sequence: Sequence[NodeDims] | None = None,
         split_state: frozenset[int] | None = None,
         free_opcodes: frozenset[str] = frozenset(),
     ) -> Confinement:
@@ -94,7 +105,13 @@ class Confinement:
             updates = _updates(flow, dims, on_shards)
             whole = _updates(flow, dims, [output for output in state_outputs if output not in on_shards])
         return cls(
-            roles=roles, dims=dims, across=across, updates=updates - whole, whole=whole - updates, hard=hard | free
+            roles=roles,
+            dims=dims,
+            across=across,
+            sequence=sequence,
+            updates=updates - whole,
+            whole=whole - updates,
+            hard=hard | free,
         )
 
     def key(self, node: Node) -> tuple[object, ...]:
@@ -117,48 +134,57 @@ class Confinement:
             self._narrowed[key] = _only(strategy_set, self._legal_strategies(strategy_set, colours, *key[2:]))
         return self._narrowed[key]
 
-    def _tied_dims(self, node: Node) -> tuple[_TiedLeafDims, ...]:
-        """Dimensions of the node's operands and results along the batch, then those across it."""
+    def _tied_dims(self, node: Node) -> _Colours:
+        """Dimensions of the node's operands and results along the batch, of experts, and of the sequence."""
         tied = self._known.get(node.index)
         if tied is None:
             sources = [use.source for use in node.uses][: 1 if node.is_value else None]
             tied = self._known[node.index] = tuple(
                 [
-                    (tuple([dims[source][leaf] for source, leaf in sources]), dims[node.index])
-                    for dims in (self.dims, *(() if self.across is None else (self.across,)))
+                    None
+                    if dims is None
+                    else (tuple([dims[source][leaf] for source, leaf in sources]), dims[node.index])
+                    for dims in (self.dims, self.across, self.sequence)
                 ]
             )
         return tied
 
     def _legal_strategies(
-        self, strategy_set: StrategySet, colours: tuple[_TiedLeafDims, ...], is_update: bool, is_whole: bool
+        self, strategy_set: StrategySet, colours: _Colours, is_update: bool, is_whole: bool
     ) -> IntArray:
-        roles = self.roles
-        along = [_along(strategy, colours[0]) for strategy in strategy_set.strategies]
-        across = [set[str]() for _ in along]
-        if len(colours) > 1:
-            across = [_along(strategy, colours[1]) for strategy in strategy_set.strategies]
+        roles, strategies = self.roles, strategy_set.strategies
+        along, across, sequence = ([_along(strategy, colour) for strategy in strategies] for colour in colours)
         legal = [
             i
-            for i, strategy in enumerate(strategy_set.strategies)
+            for i, strategy in enumerate(strategies)
             if not along[i].intersection(roles.not_batch)
-            and not across[i].intersection(roles.not_across)
+            and not sequence[i].intersection(roles.not_sequence)
             and not _used(strategy).intersection(roles.idle)
         ]
-        most = max((len(along[i].intersection(roles.batch)) for i in legal), default=0)
         split = [(along[i] | across[i].intersection(roles.across)) for i in range(len(along))]
-        allowed = [i for i in legal if len(split[i].intersection(roles.batch)) >= most]
-        if is_whole or not roles.sharded_state:
-            allowed = [i for i in allowed if _whole_beside(strategy_set.strategies[i], split[i], roles.batch)]
-        elif is_update:
-            allowed = [
-                i for i in allowed if _is_on_shards_or_partial(strategy_set.strategies[i], roles.batch)
-            ] or allowed
+        allowed = _with_most(legal, split, roles.batch)
+        if roles.sequence:
+            allowed = _with_most(allowed, sequence, roles.sequence)
+            split = [split[i] | sequence[i].intersection(roles.sequence) for i in range(len(split))]
+        own = (*roles.batch, *roles.sequence)
+        beside = own if is_whole else tuple(axis for axis in own if axis not in roles.sharded_state)
+        if beside:
+            allowed = [i for i in allowed if _whole_beside(strategies[i], split[i], beside)]
+        if is_update and roles.sharded_state:
+            allowed = [i for i in allowed if _is_on_shards_or_partial(strategies[i], roles)] or allowed
         return np.array(allowed, np.int64)
 
 
-def _along(strategy: Strategy, colours: _TiedLeafDims) -> set[str]:
+def _with_most(indices: Sequence[int], split: Sequence[set[str]], axes: Sequence[str]) -> list[int]:
+    """Those of the strategies that split along a colour over most of the axes."""
+    most = max((len(split[i].intersection(axes)) for i in indices), default=0)
+    return [i for i in indices if len(split[i].intersection(axes)) >= most]
+
+
+def _along(strategy: Strategy, colours: _TiedLeafDims | None) -> set[str]:
     """Axes splitting a dimension of the colour, in an operand or in the unreduced result."""
+    if colours is None:
+        return set()
     leaves = [
         *zip(strategy.operands, colours[0], strict=False),
         *zip(local_results(strategy), colours[1], strict=True),
@@ -176,10 +202,14 @@ def _whole_beside(strategy: Strategy, along: set[str], axes: tuple[str, ...]) ->
     return not (_used(strategy) - along).intersection(axes) and not scattered.intersection(axes)
 
 
-def _is_on_shards_or_partial(strategy: Strategy, axes: tuple[str, ...]) -> bool:
-    """Whether every result is split over `axes` in one dimension, or is a partial sum over them (scattered later)."""
+def _is_on_shards_or_partial(strategy: Strategy, roles: Roles) -> bool:
+    """Whether every result is split over the axes of sharded state in one dimension, or is a partial sum over them
+    (scattered later, if it may be)."""
+    axes = set(roles.sharded_state)
+    may_wait = axes.isdisjoint(roles.scattered)
     return all(
-        set(axes) <= set(s.unreduced) or (set(axes) <= set(s.axes) and sum(map(bool, s.dims)) == 1)
+        (may_wait and axes <= set(s.unreduced))
+        or (axes <= set(s.axes) and sum(bool(axes.intersection(dim)) for dim in s.dims) == 1)
         for s in strategy.results
     )
 

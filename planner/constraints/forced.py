@@ -29,6 +29,14 @@ expert      one axis or two. Like `data`, but the weights of a mixture's experts
             state are split by experts over the last axis, when divisible, and used in place; the experts'
             inputs and outputs may be split by experts over it, instead of along the batch.
 replicated  everything is computed whole on every device: no collectives.
+axes        each axis of the mesh does what its name says (`AXIS_ROLES`), beside the others:
+            data      like `data`.
+            zero1     like `zero1`. zero2: gradients are scattered where they arise, in every micro-batch.
+            fsdp      like `fsdp`. With `data` before it, copies of shards (HSDP).
+            expert    like the last axis of `expert`.
+            context   the sequence (of the batch arguments, the dimension after the batch) is split wherever possible,
+                      in attention its rows: keys and values are gathered or sent round. State is whole.
+            tensor    like the others of `megatron`; model: like those of `mixed`, sequences may be split over it.
 {pattern: pins}   see `shardwright.planner.constraints.named_pins`.
 
 Annotations inside the program also hold under a forced strategy, with reshards around them when they differ.
@@ -38,7 +46,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from itertools import product
 from math import prod
 
@@ -52,9 +60,13 @@ from shardwright.planner.graph.dataflow import Dataflow
 from shardwright.planner.graph.moe_detection import find_expert_weights
 from shardwright.planner.strategies.padding import divides, divides_or_pays_along_one
 from shardwright.plans.shardings import Mesh, TensorSharding
+from shardwright.spelling import did_you_mean
 
 #: Strategies whose first axis splits the batch and whose others split state, used in place.
 MIXED = ("mixed", "megatron")
+
+#: What an axis may do under `force="axes"`, by its name.
+AXIS_ROLES = ("data", "zero1", "zero2", "fsdp", "expert", "context", "tensor", "model")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -63,9 +75,11 @@ class ForcedStrategy:
 
     requirements: pins by node.
     in_place: nodes with values that may not be gathered.
+    kept_axes: the axes over which they may not; none: any.
     roles: of the axes in every instruction; None: free.
     batch: nodes of the batch arguments, with their batch dimension.
-    across: nodes of arguments, with a dimension across the batch (`Roles.across`, `Roles.not_across`).
+    across: nodes of arguments, with a dimension across the batch (`Roles.across`).
+    sequence: nodes of the batch arguments, with another dimension (`Roles.sequence`, `Roles.not_sequence`).
     state_outputs: nodes of the updated state.
     split_state: nodes of the state that is split (`Confinement.split_state`); None: all of it.
     frees_lookups: whether lookups are computed in any way.
@@ -73,9 +87,11 @@ class ForcedStrategy:
 
     requirements: Requirements = field(default_factory=dict)
     in_place: frozenset[int] = frozenset()
+    kept_axes: frozenset[str] = frozenset()
     roles: Roles | None = None
     batch: tuple[tuple[int, int], ...] = ()
     across: tuple[tuple[int, int], ...] = ()
+    sequence: tuple[tuple[int, int], ...] = ()
     state_outputs: tuple[int, ...] = ()
     split_state: frozenset[int] | None = None
     frees_lookups: bool = False
@@ -84,13 +100,13 @@ class ForcedStrategy:
         """The roles' restriction of each instruction; ties: of the program's dimensions."""
         assert self.roles is not None, "without roles nothing is confined"
         dims = ties.dims(self.batch)
-        across = ties.dims(self.across) if self.across else None
         return Confinement.of(
             flow,
             self.roles,
             dims,
             self.state_outputs,
-            across,
+            across=ties.dims(self.across) if self.across else None,
+            sequence=ties.dims(self.sequence) if self.sequence else None,
             split_state=self.split_state,
             free_opcodes=LOOKUPS if self.frees_lookups else frozenset(),
         )
@@ -133,37 +149,40 @@ def force_strategy(
             where="force",
             remedy="give a mesh like 2x4, or leave the mesh out",
         )
-    state = state_arguments(flow, options) - batch.keys()
-    requirements: Requirements = {}
-    in_place = set()
     strategy = _Strategy.of(options.force, mesh)
+    state = state_arguments(flow, options) - batch.keys()
     asked_by = f"force={options.force!r}"
     splits = not strategy.batch_axes or splits_batch(flow, names, options, strategy.batch_axes, mesh, batch, asked_by)
-    lies_along = strategy.batch_axes if splits else ()
-    whole = _state_in_compute(flow, state) if options.force == "zero1" else frozenset()
-    experts = _experts(flow, state, batch) if options.force == "expert" else {}
-    across = tuple(experts.items()) if experts else _other_dims(flow, batch) if options.force == "megatron" else ()
+    read = _state_in_compute(flow, state) if strategy.optimizer_axes else frozenset()
+    experts = _experts(flow, state, batch) if strategy.expert_axes else {}
+    requirements: Requirements = {}
     for number, node in enumerate(flow.parameters):
         shape = flow.nodes[node].shapes[0]
         rule: Rule = _is_replicated
         if number in experts:
             rule = strategy.experts(shape, experts[number])
-        elif number in state - whole:
-            rule = strategy.state(shape)
-        requirement = Requirement(asked_by=asked_by, rule=rule)
-        if number in batch:
-            pins = {dim: DimPin(axes=lies_along if dim == batch[number] else ()) for dim in range(shape.rank)}
-            requirement = replace(requirement, dims=pins, rule=None, may_pad=True)
-        requirements[node] = [requirement]
-        if number in experts or (number in state and shape.rank >= 2 and options.force in ("tensor", *MIXED)):
-            in_place.add(node)
+        elif number in state:
+            rule = strategy.state(shape, is_read=number in read)
+        requirements[node] = [Requirement(asked_by=asked_by, rule=rule)]
+    sequence = _sequence_dims(flow, batch) if strategy.sequence_axes else _other_dims(flow, batch)
+    for number, dim in batch.items():
+        node = flow.parameters[number]
+        shape = flow.nodes[node].shapes[0]
+        pins = {at: DimPin(axes=strategy.batch_axes if at == dim and splits else ()) for at in range(shape.rank)}
+        if (at := dict(sequence).get(number)) is not None and strategy.splits_sequence(shape.dimensions[at]):
+            pins[at] = DimPin(axes=strategy.sequence_axes)
+        requirements[node] = [Requirement(asked_by=asked_by, dims=pins, may_pad=True)]
+    ranks = {number: flow.nodes[flow.parameters[number]].shapes[0].rank for number in state}
+    in_place = {number for number, rank in ranks.items() if rank >= 2} if strategy.tensor_axes else experts
     state_types = {_type(flow.nodes[flow.parameters[number]].shapes[0]) for number in state}
     return ForcedStrategy(
         requirements=requirements,
-        in_place=frozenset(in_place),
+        in_place=frozenset(flow.parameters[number] for number in {*in_place, *experts}),
+        kept_axes=frozenset((*strategy.tensor_axes, *strategy.expert_axes)) if strategy.shard_axes else frozenset(),
         roles=strategy.roles(splits),
         batch=tuple((flow.parameters[number], dim) for number, dim in batch.items()),
-        across=tuple((flow.parameters[number], dim) for number, dim in across),
+        across=tuple((flow.parameters[number], dim) for number, dim in experts.items()),
+        sequence=tuple((flow.parameters[number], dim) for number, dim in sequence) if strategy.knows_sequence else (),
         state_outputs=tuple(node for node in flow.outputs if _type(flow.nodes[node].shapes[0]) in state_types),
     )
 
@@ -257,6 +276,24 @@ def _other_dims(flow: Dataflow, batch: Mapping[int, int]) -> tuple[tuple[int, in
     return tuple((number, dim) for number, rank in ranks.items() for dim in range(rank) if dim != batch[number])
 
 
+def _sequence_dims(flow: Dataflow, batch: Mapping[int, int]) -> tuple[tuple[int, int], ...]:
+    """The sequence of the batch arguments, by flat number: the dimension after the batch (before it, where there is
+    none) of the largest one, and those of this size of the others."""
+    sizes = {number: flow.nodes[flow.parameters[number]].shapes[0].dimensions for number in batch}
+    nearest = {
+        number: (*range(batch[number] + 1, len(shape)), *reversed(range(batch[number])))
+        for number, shape in sizes.items()
+    }
+    largest = max(sizes, key=lambda number: prod(sizes[number]), default=None)
+    if largest is None or not nearest[largest]:
+        return ()
+    length = sizes[largest][nearest[largest][0]]
+    found = (
+        (number, next((dim for dim in dims if sizes[number][dim] == length), None)) for number, dims in nearest.items()
+    )
+    return tuple((number, dim) for number, dim in found if dim is not None)
+
+
 def _type(shape: ArrayShape) -> tuple[str, tuple[int, ...]]:
     return shape.element_type, shape.dimensions
 
@@ -270,104 +307,166 @@ def _is_replicated(sharding: TensorSharding) -> bool:
     return sharding.is_replicated
 
 
-@dataclass(frozen=True, slots=True)
-class _IsSharding:
-    """Accepts one sharding."""
-
-    wanted: TensorSharding
-
-    def __call__(self, sharding: TensorSharding) -> bool:
-        return sharding == self.wanted
-
-
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class _SplitOver:
-    """Accepts shardings over no axes but these. all_axes: over every one of them; one_dim: and in one dimension."""
+    """Accepts shardings over no axes but `allowed`, and over every one of `required`; `together`: these, where they
+    split anything, are all on one dimension."""
 
-    axes: frozenset[str]
-    all_axes: bool = False
-    one_dim: bool = False
+    allowed: frozenset[str]
+    required: frozenset[str] = frozenset()
+    together: frozenset[str] = frozenset()
 
     def __call__(self, sharding: TensorSharding) -> bool:
-        if not self.all_axes:
-            return self.axes.issuperset(sharding.axes)
-        return self.axes == set(sharding.axes) and (not self.one_dim or sum(map(bool, sharding.dims)) == 1)
+        axes = set(sharding.axes)
+        if not (self.required <= axes <= self.allowed):
+            return False
+        required = self.together & self.required
+        return not required or sum(bool(required.intersection(dim)) for dim in sharding.dims) == 1
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Strategy:
-    """A named strategy on one mesh.
+    """A strategy on one mesh, by what its axes do.
 
     batch_axes: split the batch.
-    state_axes: split state, on one dimension together with `one_dim`.
-    min_rank: state of lower rank is free over state_axes (none of it is split over others).
-    expert_axes: split the weights of experts.
-    not_across: split nothing across the batch.
+    shard_axes: of these, those that split state, together on one dimension; it is gathered before its use.
+    optimizer_axes: of these, those that split only the state that the step does not read (of the optimizer).
+    accumulator_axes: of these, those over which gradients are scattered where they arise.
+    tensor_axes: split state of `min_rank` and more, used in place; of lower rank it is free over them.
+    expert_axes: of `batch_axes`, those that split the weights of experts.
+    sequence_axes: split the sequence.
+    not_sequence: never split the sequence.
     """
 
     mesh: Mesh
     batch_axes: tuple[str, ...] = ()
-    state_axes: tuple[str, ...] = ()
-    one_dim: bool = False
-    min_rank: int = 1
+    shard_axes: tuple[str, ...] = ()
+    optimizer_axes: tuple[str, ...] = ()
+    accumulator_axes: tuple[str, ...] = ()
+    tensor_axes: tuple[str, ...] = ()
+    min_rank: int = 2
     expert_axes: tuple[str, ...] = ()
-    not_across: tuple[str, ...] = ()
+    sequence_axes: tuple[str, ...] = ()
+    not_sequence: tuple[str, ...] = ()
 
     @classmethod
     def of(cls, force: str, mesh: Mesh) -> _Strategy:
         axes = tuple(mesh.sizes)
+        if force == "axes":
+            return cls.by_names(mesh)
         return {
             "data": cls(mesh=mesh, batch_axes=axes),
-            "tensor": cls(mesh=mesh, state_axes=axes, min_rank=2),
-            "mixed": cls(mesh=mesh, batch_axes=axes[:1], state_axes=axes[1:], min_rank=2),
-            "megatron": cls(mesh=mesh, batch_axes=axes[:1], state_axes=axes[1:], min_rank=2, not_across=axes[1:]),
+            "tensor": cls(mesh=mesh, tensor_axes=axes),
+            "mixed": cls(mesh=mesh, batch_axes=axes[:1], tensor_axes=axes[1:]),
+            "megatron": cls(mesh=mesh, batch_axes=axes[:1], tensor_axes=axes[1:], not_sequence=axes[1:]),
             "expert": cls(mesh=mesh, batch_axes=axes, expert_axes=axes[-1:]),
-            "zero1": cls(mesh=mesh, batch_axes=axes, state_axes=axes, one_dim=True),
-            "fsdp": cls(mesh=mesh, batch_axes=axes, state_axes=axes, one_dim=True),
+            "zero1": cls(mesh=mesh, batch_axes=axes, shard_axes=axes, optimizer_axes=axes),
+            "fsdp": cls(mesh=mesh, batch_axes=axes, shard_axes=axes),
             "replicated": cls(mesh=mesh),
         }[force]
+
+    @classmethod
+    def by_names(cls, mesh: Mesh) -> _Strategy:
+        """Each axis by its name. Raises OptionError on a name that says nothing."""
+        for name in mesh.sizes:
+            if name not in AXIS_ROLES:
+                raise OptionError(
+                    f"force='axes': the axis {name!r} does not say what it splits",
+                    where="mesh",
+                    remedy=did_you_mean(name, AXIS_ROLES) or f"name axes {', '.join(AXIS_ROLES)}",
+                )
+
+        def named(*names: str) -> tuple[str, ...]:
+            return tuple(name for name in mesh.sizes if name in names)
+
+        return cls(
+            mesh=mesh,
+            batch_axes=named("data", "zero1", "zero2", "fsdp", "expert"),
+            shard_axes=named("zero1", "zero2", "fsdp"),
+            optimizer_axes=named("zero1", "zero2"),
+            accumulator_axes=named("zero2"),
+            tensor_axes=named("tensor", "model"),
+            expert_axes=named("expert"),
+            sequence_axes=named("context"),
+            not_sequence=named("tensor"),
+        )
+
+    @property
+    def knows_sequence(self) -> bool:
+        """Whether any axis has to do with the sequence."""
+        return bool(self.sequence_axes or self.not_sequence)
+
+    def splits_sequence(self, length: int) -> bool:
+        """Whether a batch argument's sequence is stored split: evenly, else instructions split what they read."""
+        return bool(self.sequence_axes) and length % self.mesh.size(self.sequence_axes) == 0
 
     def roles(self, splits_batch: bool) -> Roles:
         """Roles of the axes, with the batch split or whole."""
         axes = tuple(self.mesh.sizes)
-        if not self.batch_axes and not self.state_axes:
+        if not (self.batch_axes or self.tensor_axes or self.sequence_axes):
             return Roles(idle=axes)
-        others = tuple(axis for axis in self.state_axes if axis not in self.batch_axes)
         if not splits_batch:
-            return Roles(not_batch=axes) if self.one_dim or others else Roles(idle=axes)
+            return Roles(not_batch=axes) if self.shard_axes or self.tensor_axes else Roles(idle=axes)
         return Roles(
             batch=self.batch_axes,
-            not_batch=others,
+            not_batch=(*self.tensor_axes, *self.sequence_axes),
             across=self.expert_axes,
-            not_across=self.not_across,
-            sharded_state=self.one_dim,
+            sequence=self.sequence_axes,
+            not_sequence=self.not_sequence,
+            sharded_state=self.shard_axes,
+            scattered=self.accumulator_axes,
         )
 
     def experts(self, shape: ArrayShape, dim: int) -> Rule:
-        """Split by experts when divisible by the axis; else whole."""
+        """Split by experts when divisible by the axis, else whole; over `shard_axes` and `tensor_axes` as can be."""
         if shape.dimensions[dim] % self.mesh.size(self.expert_axes):
-            return _is_replicated
-        wanted = TensorSharding(tuple(self.expert_axes if at == dim else () for at in range(shape.rank)))
-        return _IsSharding(wanted)
+            return self.state(shape, is_read=False)
+        return _IsSplitByExperts(dim=dim, axes=self.expert_axes, free=frozenset((*self.shard_axes, *self.tensor_axes)))
 
-    def state(self, shape: ArrayShape) -> Rule:
-        """Split over exactly `state_axes` when possible evenly; else over no other axis."""
-        if not self.state_axes or not shape.rank:
-            return _is_replicated
-        axes = frozenset(self.state_axes)
-        if shape.rank < self.min_rank or not self._can_split(shape):
-            return _SplitOver(axes)
-        return _SplitOver(axes, all_axes=True, one_dim=self.one_dim)
+    def state(self, shape: ArrayShape, *, is_read: bool) -> Rule:
+        """Split over all its axes when possible evenly; else over those of either kind that can, and no others.
 
-    def _can_split(self, shape: ArrayShape) -> bool:
-        """Whether all `state_axes` divide one dimension, or (not `one_dim`) some dimensions between them."""
-        if self.one_dim:
-            return any(size % self.mesh.size(self.state_axes) == 0 for size in shape.dimensions)
+        is_read: the step reads it, not only the update.
+        """
+        shards = tuple(axis for axis in self.shard_axes if not (is_read and axis in self.optimizer_axes))
+        allowed = frozenset((*shards, *self.tensor_axes))
+        if not allowed or not shape.rank:
+            return _is_replicated
+        tensor = self.tensor_axes if shape.rank >= self.min_rank else ()
+        for required in ((shards, tensor), (shards, ()), ((), tensor)):
+            if self._can_split(shape, *required):
+                return _SplitOver(
+                    allowed=allowed,
+                    required=frozenset(axis for axes in required for axis in axes),
+                    together=frozenset(shards),
+                )
+        return _SplitOver(allowed=allowed)
+
+    def _can_split(self, shape: ArrayShape, shards: tuple[str, ...], tensor: tuple[str, ...]) -> bool:
+        """Whether `shards` divide one dimension, together with those of `tensor`, each on some dimension."""
         return any(
             all(
-                size % self.mesh.size(tuple(axis for axis, at in zip(self.state_axes, dims, strict=True) if at == dim))
+                size
+                % (
+                    self.mesh.size(tuple(axis for axis, on in zip(tensor, dims, strict=True) if on == dim))
+                    * (self.mesh.size(shards) if dim == place else 1)
+                )
                 == 0
                 for dim, size in enumerate(shape.dimensions)
             )
-            for dims in product(range(shape.rank), repeat=len(self.state_axes))
+            for place in range(shape.rank)
+            for dims in product(range(shape.rank), repeat=len(tensor))
         )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _IsSplitByExperts:
+    """Accepts shardings by experts over `axes`, and over no others but `free`."""
+
+    dim: int
+    axes: tuple[str, ...]
+    free: frozenset[str]
+
+    def __call__(self, sharding: TensorSharding) -> bool:
+        over = set(sharding.axes)
+        return set(self.axes) <= set(sharding.dims[self.dim]) and over - set(self.axes) <= self.free

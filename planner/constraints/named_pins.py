@@ -87,7 +87,7 @@ def split_batch(
             requirements[node] = [replace(whole, dims=dims, may_pad=True)]
     state = {flow.parameters[number] for number in state_arguments(flow, options) - batch.keys()}
     split_state = frozenset(node for node in state & pinned.keys() if any(map(_splits, pinned[node])))
-    roles = Roles(batch=axes, sharded_state=bool(split_state)) if splits else Roles(not_batch=axes)
+    roles = Roles(batch=axes, sharded_state=axes if split_state else ()) if splits else Roles(not_batch=axes)
     return ForcedStrategy(
         requirements=requirements,
         roles=roles,

@@ -10,7 +10,7 @@ collectives: these are interned too, under the name *moves*, and priced once per
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 
 import numpy as np
 import numpy.ma  # by np.unique, when it is first called: a tenth of a second of the first plan
@@ -321,6 +321,12 @@ class Prices:
         """Whether a value whole along an axis would become a partial sum over it, per pair."""
         is_partial: NDArray[np.bool_] = (~self._unreduced[sources][:, None] & self._unreduced[targets]) != 0
         return is_partial
+
+    def is_gathered(self, sources: IntArray, targets: IntArray, axes: Collection[str]) -> NDArray[np.bool_]:
+        """Whether a value split over one of the axes would no longer be, per pair."""
+        kept = sum(self._bit_of[axis] for axis in axes)
+        is_lost: NDArray[np.bool_] = (self._split[sources][:, None] & ~self._split[targets] & kept) != 0
+        return is_lost
 
     def _table(self, kind: Kind) -> IntArray:
         """The table of a kind of arrays, with room for every sharding of their rank interned by now."""

@@ -341,6 +341,7 @@ class MeshSearch:
             builder=builder,
             pinned=self._strategies_of_pins(builder, requirements, prices.mesh),
             in_place=in_place,
+            kept_axes=force.kept_axes,
             fed_arguments=self.program.fed_arguments,
             confinement=confinement,
             combinable_bytes=combinable,

@@ -30,6 +30,7 @@ class CostGraph:
 
     pinned: strategies of pinned nodes; all others are enumerated on demand.
     in_place: nodes with values used in their own sharding or split further, never gathered.
+    kept_axes: the axes over which they are not; none: over any.
     fed_arguments: nodes of arguments sent by the client with every step.
     restrictions: strategies left to each variable, in the neighbourhood of one plan.
     combinable_bytes: value → bytes of all values with collectives combinable with its own.
@@ -46,6 +47,7 @@ class CostGraph:
     builder: StrategyBuilder
     pinned: Mapping[int, StrategySet]
     in_place: frozenset[int] = frozenset()
+    kept_axes: frozenset[str] = frozenset()
     fed_arguments: frozenset[int] = frozenset()
     confinement: Confinement | CarriedDecisions | None = None
     preference: TieBreak | None = None
@@ -241,4 +243,7 @@ class CostGraph:
         if self.variables.kernels.is_fused[index]:
             matrix = self.prices.with_launch(matrix, waited)
         matrix = self.prices.with_transposes(matrix, shape, origins, targets, weight, ends)
-        return np.where(matrix > 0, np.inf, matrix) if index in self.in_place else matrix
+        if index not in self.in_place:
+            return matrix
+        is_gathered = self.prices.is_gathered(origins, targets, self.kept_axes) if self.kept_axes else matrix > 0
+        return np.where(is_gathered, np.inf, matrix)

@@ -296,7 +296,7 @@ class _Search:
         self._seen.add((groups, meshes, micro_batches))
         schedule = schedule or self._schedules()[0]
         self._report(groups, meshes, micro_batches, schedule)
-        chunks = INTERLEAVED_CHUNKS if schedule.kind == "interleaved" else 1
+        chunks = (schedule.chunks or INTERLEAVED_CHUNKS) if schedule.kind == "interleaved" else 1
         problem: PlanError | AnnotationError | None = None
         for thrift in range(MAX_PLANS):
             try:

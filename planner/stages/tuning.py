@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 # ---- `choose` ------------------------------------------------------
-#: Parts of the model that each stage gets under the interleaved schedule.
+#: Parts of the model that each stage gets under the interleaved schedule, where it does not say how many.
 INTERLEAVED_CHUNKS = 2
 
 #: Micro-batches to try, per stage: a middle number first.

@@ -23,7 +23,7 @@ REPLICATED: Literal["replicated"] = "replicated"
 RESTS = ("search", "replicated", "data")
 
 #: The named strategies that `force=` accepts.
-FORCED_STRATEGIES = ("data", "tensor", "mixed", "megatron", "expert", "zero1", "fsdp", "replicated")
+FORCED_STRATEGIES = ("data", "tensor", "mixed", "megatron", "expert", "zero1", "fsdp", "replicated", "axes")
 
 #: How hard the search works where no deadline says it: `fast` takes the first good plan,
 #: `best` goes on until nothing better can be.

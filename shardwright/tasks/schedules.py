@@ -11,6 +11,7 @@ kFkB          1f1b over groups of k micro-batches: transfers of a group run besi
               the activations (Ada-Grouper, Wang et al. 2023).
 interleaved   several chunks a stage, chunk c on stage c mod S, in groups of S micro-batches; idle time shrinks with the
               chunks (Megatron-LM, Narayanan et al. 2021). Groups that are not full keep the order of full ones.
+              `interleaved-4`: four chunks a stage; without a number the search says how many.
 zero-bubble   1f1b whose gradients of variables wait until the stage would be idle: up to S micro-batches in flight on
               every stage (ZB-H1, Qi et al. 2023). Needs `weight` pieces; where there are none it is 1f1b.
 """
@@ -25,7 +26,7 @@ from typing import NamedTuple
 from shardwright.errors import OptionError
 from shardwright.spelling import did_you_mean
 
-#: What a schedule may be called; any number may stand for the k of kFkB.
+#: What a schedule may be called; any number may stand for the k of kFkB, and one of chunks after `interleaved-`.
 SCHEDULE_NAMES = ("gpipe", "1f1b", "2f2b", "interleaved", "zero-bubble")
 
 
@@ -42,28 +43,34 @@ CellOrder = tuple[Cell, ...]
 
 @dataclass(frozen=True, slots=True)
 class Schedule:
-    """A schedule by kind: "gpipe", "kfkb" (with its k), "interleaved" or "zero-bubble"."""
+    """A schedule by kind: "gpipe", "kfkb" (with its k), "interleaved" (with its chunks a stage, if they are given) or
+    "zero-bubble"."""
 
     kind: str
     group: int = 1
+    chunks: int | None = None
 
     @classmethod
     def parse(cls, text: str) -> Schedule:
-        """`gpipe`, `1f1b`, `2f2b`, …, `interleaved` or `zero-bubble`. Raises OptionError."""
+        """`gpipe`, `1f1b`, `2f2b`, …, `interleaved`, `interleaved-2`, … or `zero-bubble`. Raises OptionError."""
         if text in ("gpipe", "interleaved", "zero-bubble"):
             return cls(text)
+        if (chunks := re.fullmatch(r"interleaved-([1-9]\d{0,3})", text)) and int(chunks[1]) > 1:
+            return cls("interleaved", chunks=int(chunks[1]))
         match = re.fullmatch(r"([1-9]\d*)f\1b", text)
         if not match:
             raise OptionError(
                 f"{text!r} is no schedule",
                 where="schedule",
                 remedy=did_you_mean(text, SCHEDULE_NAMES)
-                or f"use one of {', '.join(SCHEDULE_NAMES)} (or 3f3b, 4f4b, …)",
+                or f"use one of {', '.join(SCHEDULE_NAMES)} (or 3f3b, 4f4b, …; interleaved-2, …)",
             )
         return cls("kfkb", int(match[1]))
 
     def __str__(self) -> str:
-        return f"{self.group}f{self.group}b" if self.kind == "kfkb" else self.kind
+        if self.kind == "kfkb":
+            return f"{self.group}f{self.group}b"
+        return self.kind if self.chunks is None else f"{self.kind}-{self.chunks}"
 
     @property
     def has_weight(self) -> bool:

@@ -29,7 +29,7 @@ def cluster(memory_bytes: int | None) -> Cluster:
 
 #: What the TPU compiler gives programs (libtpu 0.0.42.1), GiB of a device.
 TPU_GIB = {"tpu-v4": 30.75, "tpu-v5e": 15.75, "tpu-v5p": 95.74, "tpu-v6e": 31.25, "tpu-7x": 94.75}
-WANTED = {"cpu", "p100", "v100", "a100", "h100", "h200", "b200", *TPU_GIB}
+WANTED = {"cpu", "p100", "v100", "a100", "h100", "h200", "b200", "gb200", *TPU_GIB}
 
 
 def test_known_profiles() -> None:
