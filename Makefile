@@ -157,7 +157,7 @@ bench-ablation: $(VENV)/.stamp-dev ## What each part of the search buys in time 
 
 .PHONY: plan-published
 plan-published: $(VENV)/.stamp-dev ## Plan the published sizes of the examples for 64 nodes of 8 A100 (an hour); JSON in build/.
-	@mkdir -p build && $(BIN)/python -m benchmarks.plan_published --json build/plan-published.json
+	@mkdir -p build && $(BIN)/python -m benchmarks.published.sizes --json build/plan-published.json
 
 .PHONY: bench-runtime
 bench-runtime: $(VENV)/.stamp-dev ## What the task runner adds to a step; simulated steps of pipelines against measured ones (10 minutes); JSON in build/.

@@ -3,7 +3,7 @@
 python -m benchmarks.published [--only mpt-7b] [--group NAME] [--sample 20] [--free] [--json FILE] [--resume]
 
 Rows are those of `rows.json` (fields: rows.py). `--only`: rows whose id begins so, may repeat; `--group`: one sweep.
-`--sample`: as many, one of each sweep before a second of any. `--free`: the planner's own choice instead of the row's plan.
+`--sample`: as many, one of each sweep before a second of any. `--free`: the planner's own choice, not the row's plan.
 `--json` writes a line a row as it goes on; `--resume` leaves out rows that are in that file already.
 """
 

@@ -1,4 +1,4 @@
-"""The published runs predicted: each row's own plan forced, its step and memory, and the order of the plans of a sweep."""
+"""The published runs predicted: each row's own plan forced, its step and memory, and the order of a sweep's plans."""
 
 from __future__ import annotations
 

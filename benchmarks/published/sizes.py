@@ -1,6 +1,6 @@
 """Plan every published size of the examples for large clusters, without a server: time, plan and memory.
 
-python -m benchmarks.plan_published [--only gpt2:175B] [--cluster cluster_configs/a100_64x8.json] [--json FILE]
+python -m benchmarks.published.sizes [--only gpt2:175B] [--cluster cluster_configs/a100_64x8.json] [--json FILE]
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from examples.wide_resnet import model as wide_resnet
 from shardwright.plans.pipeline_plan import PipelinePlan
 
 _MODELS = {"gpt2": gpt2, "moe": moe, "wide_resnet": wide_resnet}
-_CLUSTER = Path(__file__).resolve().parent.parent / "cluster_configs" / "a100_64x8.json"
+_CLUSTER = Path(__file__).resolve().parent.parent.parent / "cluster_configs" / "a100_64x8.json"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -81,7 +81,7 @@ class UserOptions(TypedDict, total=False):
     force: Annotated[
         Force,
         "a builder of shardwright.strategies, "
-        'a strategy ("data", "tensor", "mixed", "megatron", "expert", "zero1", "fsdp" or "replicated"), or argument '
+        'a strategy ("data", "tensor", "mixed", "megatron", "expert", "zero1", "fsdp", "replicated" or "axes": what each axis of mesh= says by its name), or argument '
         'name pattern → "replicated" or {dimension: axis, True ("split somewhere") or None ("not split")}; default: '
         "search",
     ]
@@ -148,8 +148,8 @@ class UserOptions(TypedDict, total=False):
     ]
     schedule: Annotated[
         str | None,
-        f"order of a pipeline's micro-batches: {', '.join(SCHEDULE_NAMES)}, or 3f3b and the like; default: the planner "
-        "chooses",
+        f"order of a pipeline's micro-batches: {', '.join(SCHEDULE_NAMES)}, 3f3b and the like, or "
+        "interleaved-4, four chunks a stage; default: the planner chooses",
     ]
     imbalance: Annotated[
         float | None,
@@ -254,6 +254,12 @@ def check_limits(options: PlanOptions) -> None:
             f"force={options.force!r} says it of every argument, rest={options.rest!r} of those without a pin",
             where="rest",
             remedy="leave rest= out, or give force= as pins of arguments",
+        )
+    if options.force == "axes" and options.mesh is None:
+        raise OptionError(
+            "force='axes' does what the axes of the mesh say, and no mesh is given",
+            where="force",
+            remedy='give one such as mesh={"data": 2, "fsdp": 4}',
         )
     stages = options.stages
     if stages is not None and (isinstance(stages, bool) or not isinstance(stages, int) or stages < 1):
