@@ -151,12 +151,12 @@ def _product(model: Model, equation: str, x: jax.Array, weight: jax.Array) -> ja
 
 
 def _norm(x: jax.Array, scale: jax.Array, bias: jax.Array | None) -> jax.Array:
-    """Layer norm over the last dimension, in float32; without a bias the root mean square norm."""
+    """Layer norm over the last dimension, statistics in float32; without a bias the root mean square norm."""
     y = x.astype(jnp.float32)
     if bias is not None:
         y = y - y.mean(-1, keepdims=True)
-    y = scale * y * jax.lax.rsqrt(jnp.square(y).mean(-1, keepdims=True) + 1e-5)
-    return (y if bias is None else y + bias).astype(x.dtype)
+    y = (y * jax.lax.rsqrt(jnp.square(y).mean(-1, keepdims=True) + 1e-5)).astype(x.dtype) * scale.astype(x.dtype)
+    return y if bias is None else y + bias.astype(x.dtype)
 
 
 def _rotate(x: jax.Array) -> jax.Array:

@@ -81,7 +81,8 @@ class UserOptions(TypedDict, total=False):
     force: Annotated[
         Force,
         "a builder of shardwright.strategies, "
-        'a strategy ("data", "tensor", "mixed", "megatron", "expert", "zero1", "fsdp", "replicated" or "axes": what each axis of mesh= says by its name), or argument '
+        'a strategy ("data", "tensor", "mixed", "megatron", "expert", "zero1", "fsdp", "replicated", or "axes": what '
+        "each axis of mesh= says by its name), or argument "
         'name pattern → "replicated" or {dimension: axis, True ("split somewhere") or None ("not split")}; default: '
         "search",
     ]
