@@ -13,8 +13,6 @@ from shardwright.planner.attention.flow import Flow
 from shardwright.planner.attention.whole import UnknownValueError
 from shardwright.planner.mixtures.orders import RowOrders, is_view, number_of
 
-_LARGEST = 2**31 - 1
-
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Mixture:
@@ -169,8 +167,8 @@ def _possible(flow: Flow, keys: Instruction, groups: int) -> Array:
     if whole.opcode == "get-tuple-element" and whole.index == 1 and whole.operands[0].opcode == "topk":
         searched = whole.operands[0].operands[0].shape.leaves[0].dimensions
         return np.arange(searched[-1])
-    near = np.arange(-2 * groups - 2, 3 * groups + 2)
-    return np.concatenate([[-_LARGEST - 1, -_LARGEST], near, [_LARGEST - 1, _LARGEST]])
+    extremes = np.iinfo(np.int32)
+    return np.concatenate([[extremes.min], np.arange(-2 * groups - 2, 3 * groups + 2), [extremes.max]])
 
 
 class _Cone:
