@@ -15,9 +15,10 @@ accumulate        both as one program, the first inside a loop
 from shardwright.planner.microbatch.accumulate import accumulate_step
 from shardwright.planner.microbatch.kinds import Along, Done, Kind, Term, Whole
 from shardwright.planner.microbatch.modules import Argument, Index, Input, PartModule, micro_module, once_module
-from shardwright.planner.microbatch.split import SharedValue, StepSplit, split_step
+from shardwright.planner.microbatch.split import NARROW, SharedValue, StepSplit, split_step
 
 __all__ = [
+    "NARROW",
     "Along",
     "Argument",
     "Done",

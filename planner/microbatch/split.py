@@ -33,7 +33,7 @@ MICRO, ONCE = "micro", "once"
 _EFFECTS = frozenset({"infeed", "outfeed", "recv", "recv-done", "send", "send-done"})
 
 #: Floats whose terms are added up in single precision.
-_NARROW = frozenset({"bf16", "f16"})
+NARROW = frozenset({"bf16", "f16"})
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -206,7 +206,7 @@ def _to_shared(labels: KindLabels, version: Version) -> SharedValue:
     kind = labels.kinds[instruction][leaf]
     shape = instruction.shape.leaves[leaf]
     assert isinstance(kind, Term | Along)
-    if kind == SUM and shape.element_type in _NARROW:
+    if kind == SUM and shape.element_type in NARROW:
         shape = ArrayShape("f32", shape.dimensions, (), shape.layout)
     return SharedValue(name=instruction.name, leaf=leaf, kind=kind, shape=shape)
 

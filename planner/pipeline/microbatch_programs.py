@@ -86,7 +86,7 @@ def _total(step: PipelineStep, shared: SharedValue | int, term: Instruction) -> 
         raise PlanError(f"{shared.name} is neither a sum over the micro-batches nor made of their parts")
     sharding = layouts.total(shared, term)
     sharding = sharding if kind.reduction == "add" else TensorSharding(sharding.dims)
-    return Total(value=value, term=term, stage=stage, kind=kind, shape=array(term), sharding=sharding)
+    return Total(value=value, term=term, stage=stage, kind=kind, shape=shared.shape, sharding=sharding)
 
 
 def program_of_total(step: PipelineStep, term: Instruction) -> ProgramId:
@@ -217,6 +217,8 @@ def _add_to(step: PipelineStep, program: ProgramWriter, total: Total) -> None:
     name = total.term.name
     before = program.parameter(total.value, f"{name}.total", total.shape, total.sharding)
     if isinstance(total.kind, Term):
+        if array(total.term) != total.shape:
+            term = program.make("convert", f"{name}.wide", total.shape, [(term, total.sharding)], total.sharding)
         operands = [(before, total.sharding), (term, total.sharding)]
         updated = program.make(total.kind.reduction, f"{name}.added", total.shape, operands, total.sharding)
     else:

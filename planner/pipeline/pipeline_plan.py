@@ -187,6 +187,7 @@ class _Maker:
             program_assignment=homes,
             stage_of_chunk=tuple(chunk % stage_count for chunk in range(chunks)),
             layouts=self._layouts(split),
+            meeting=parts.meeting,
         )
 
     def _layouts(self, split: StepSplit) -> tuple[StageLayouts, ...]:

@@ -108,6 +108,15 @@ class ProgramWriter:
         """This program's instruction for one of the source."""
         return self._copies[original]
 
+    def copy_in(self, original: Instruction, sharding: TensorSharding) -> Instruction:
+        """Copies an instruction whose operands and result lie alike, whatever the plan of the whole step says."""
+        operands = [(self._copies[operand], sharding) for operand in original.operands]
+        instruction = copy_of(original, [operand for operand, _ in operands], is_root=False)
+        self._copies[original] = instruction
+        self._instructions.append(instruction)
+        self._enter(instruction, tuple((used,) for _, used in operands), (sharding,))
+        return instruction
+
     def copy(self, original: Instruction) -> Instruction:
         """Copies an instruction of the source, with the same name; its operands must be present."""
         instruction = copy_of(original, [self._copies[operand] for operand in original.operands], is_root=False)

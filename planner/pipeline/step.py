@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from functools import cached_property
 from math import prod
 
@@ -26,6 +26,7 @@ class PipelineStep:
     program_assignment: programs of the micro part.
     stage_of_chunk: the stage of every chunk.
     layouts: of every stage.
+    meeting: see `StepParts`.
     """
 
     split: StepSplit
@@ -35,6 +36,7 @@ class PipelineStep:
     program_assignment: ProgramAssignment
     stage_of_chunk: tuple[int, ...]
     layouts: tuple[StageLayouts, ...]
+    meeting: Mapping[Instruction, Instruction] = field(default_factory=dict)
 
     @property
     def stage_count(self) -> int:

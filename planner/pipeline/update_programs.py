@@ -157,7 +157,8 @@ class _UpdateSplitter:
         for instruction in inputs:
             program.stand_in(instruction, self._input(program, place, instruction))
         for instruction in instructions:
-            program.copy(instruction)
+            sharding = self._met_sharding(instruction, layouts)
+            program.copy(instruction) if sharding is None else program.copy_in(instruction, sharding)
         for instruction in instructions:
             if readers.get(instruction, set()) - {place} and self._phases.of.get(instruction) == place:
                 program.output(instruction.name, program.of(instruction), layouts.boundary_sharding(instruction))
@@ -226,8 +227,24 @@ class _UpdateSplitter:
         sharding = total.sharding if place.stage == total.stage else self._sum_sharding(source, layouts)
         return program.parameter(total.value, source.name, total.shape, sharding, like=source)
 
+    def _met_sharding(self, value: Instruction, layouts: StageLayouts) -> TensorSharding | None:
+        """The layout of what meets in a sum of several stages' terms: as the sum is read; None: of no such sum.
+
+        Each stage reduces its own term to that, and only parts go from stage to stage.
+        """
+        top = self._step.meeting.get(value)
+        if top is None:
+            return None
+        for user in self._users[top]:
+            if user.opcode != "tuple":
+                return TensorSharding(layouts.consumer_sharding(user, user.operands.index(top)).dims)
+        return layouts.output(self._entry.root.operands.index(top))
+
     def _sum_sharding(self, parameter: Instruction, layouts: StageLayouts) -> TensorSharding:
         """The layout of a reduced sum: that of its first reader on the stage."""
+        met = self._met_sharding(parameter, layouts)
+        if met is not None:
+            return met
         for user in self._users[parameter]:
             place = self._phases.of.get(user)
             if place is not None and self._step.layouts[place.stage] is layouts and user.opcode != "tuple":
