@@ -14,23 +14,36 @@ accumulate        both as one program, the first inside a loop
 
 from shardwright.planner.microbatch.accumulate import accumulate_step
 from shardwright.planner.microbatch.kinds import Along, Done, Kind, Term, Whole
-from shardwright.planner.microbatch.modules import Argument, Index, Input, PartModule, micro_module, once_module
+from shardwright.planner.microbatch.modules import (
+    Ahead,
+    Argument,
+    Index,
+    Input,
+    Output,
+    PartModule,
+    ahead_module,
+    micro_module,
+    once_module,
+)
 from shardwright.planner.microbatch.split import NARROW, SharedValue, StepSplit, split_step
 
 __all__ = [
     "NARROW",
+    "Ahead",
     "Along",
     "Argument",
     "Done",
     "Index",
     "Input",
     "Kind",
+    "Output",
     "PartModule",
     "SharedValue",
     "StepSplit",
     "Term",
     "Whole",
     "accumulate_step",
+    "ahead_module",
     "micro_module",
     "once_module",
     "split_step",

@@ -92,7 +92,7 @@ class _AccumulatedStep:
 
     # ---- before the loop ---------------------------------------------------------------
     def _before(self) -> None:
-        """Values of the whole batch computed ahead of the micro-batches: the number of tokens, for example."""
+        """Values computed ahead of the micro-batches: of the whole batch (the number of tokens), and of state."""
         micro, batch = self.split.micro, self.split.batch
         arguments = {
             (parameter, leaf, WHOLE)
@@ -100,7 +100,7 @@ class _AccumulatedStep:
             for leaf in range(len(parameter.shape.leaves))
             if first + leaf in batch
         }
-        roots = tuple(micro.computable_ahead(arguments))
+        roots = (*micro.computable_ahead(arguments), *self.split.ahead)
         self.micro = Demand(micro.labels, micro.labeller, micro.roots, frozenset(roots)) if roots else micro
         writer = Writer(Demand(micro.labels, micro.labeller, roots), 1, self.block, self._read_once, self._no_index)
         writer.write()

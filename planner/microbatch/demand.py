@@ -9,12 +9,14 @@ from __future__ import annotations
 from collections.abc import Collection, Container, Iterable, Iterator
 from dataclasses import dataclass, field, replace
 from enum import Enum, auto
+from math import prod
 
 from shardwright.errors import InternalError
-from shardwright.hlo import Instruction
+from shardwright.hlo import ArrayShape, Instruction
 from shardwright.planner.microbatch.kinds import DONE, OWN, WHOLE, Along, Done, Kind, Term, Whole
 from shardwright.planner.microbatch.labels import KindLabels, Labeller, first_leaf
 from shardwright.planner.microbatch.local_rules import localize
+from shardwright.planner.tuning import MAX_REPEATED_ELEMENTS
 
 #: One array leaf of an instruction's result, in one kind.
 Version = tuple[Instruction, int, Kind]
@@ -150,6 +152,46 @@ class Demand:
                     own = [(*version[:2], WHOLE) for version in recipe.results]  # cut out of, or scaled from
                     needed |= dict.fromkeys([*operands, *own])
         return [version for version in early if version in needed]
+
+    def computable_once(self, arguments: Collection[Version]) -> list[Version]:
+        """Whole arrays made of whole `arguments` and read by what is made for every micro-batch.
+
+        Only what is computed, like a weight's narrower copy: a view of an argument costs nothing where it is read. And
+        nothing larger than the arguments that it is made of, for it is kept as long as the micro-batches run.
+        """
+        sources: dict[Version, int] = {}  # whole array → bytes of the arguments that it is made of
+        seen_as: dict[Version, Version] = {}  # view → what it is a view of
+        operands_of: dict[Version, list[Version]] = {}
+        read: dict[Version, None] = {}
+        for instruction in self.labels.computation.instructions:
+            for recipe in self.recipes.get(instruction, ()):
+                operands = list(self.operand_versions(recipe, instruction))
+                if not recipe.results:
+                    continue  # a barrier of nothing that is read
+                version = recipe.results[0]
+                if version in arguments and recipe.mode is EmitMode.GIVEN:
+                    sources[version] = instruction.shape.leaves[version[1]].size_bytes
+                elif _is_whole_array(instruction, recipe) and _are_known(operands, sources):
+                    sources[version] = sum(sources[operand] for operand in dict.fromkeys(operands))
+                    operands_of[version] = operands
+                    if instruction.opcode in _VIEWS:
+                        seen_as[version] = seen_as.get(operands[0], operands[0])
+                else:
+                    own = [(*result[:2], WHOLE) for result in recipe.results]  # cut out of, or scaled from
+                    read |= dict.fromkeys(other for other in (*operands, *own) if other in sources)
+        found: dict[Version, None] = {}
+        todo = list(read)
+        while todo:
+            version = todo.pop()
+            version = seen_as.get(version, version)
+            if version in found or version not in operands_of:
+                continue
+            shape = version[0].shape.leaves[0]
+            if prod(shape.dimensions) > MAX_REPEATED_ELEMENTS and shape.size_bytes <= sources[version]:
+                found[version] = None
+            else:
+                todo += operands_of[version]
+        return [version for version in operands_of if version in found]
 
     def only_sliced_leaves(self) -> dict[int, Along]:
         """Leaves of the only parameter that are cut along one dimension and otherwise handed on."""
@@ -329,6 +371,20 @@ class Demand:
     ) -> tuple[tuple[Kind, ...], tuple[KindLabels, ...]] | None:
         label = self.labeller.loop if instruction.opcode == "while" else self.labeller.choice
         return label(instruction, tuple(kinds))
+
+
+#: Computed where they are read, for nothing or next to nothing.
+_VIEWS = frozenset({"bitcast", "broadcast", "copy", "dynamic-slice", "reshape", "reverse", "slice", "transpose"})
+
+
+def _is_whole_array(instruction: Instruction, recipe: Recipe) -> bool:
+    """Whether a recipe computes an array that every micro-batch has alike."""
+    is_array = isinstance(instruction.shape, ArrayShape) and instruction.opcode != "custom-call"
+    return is_array and recipe.mode is EmitMode.COPY and recipe.results[0][2] == WHOLE
+
+
+def _are_known(operands: Collection[Version], sources: Container[Version]) -> bool:
+    return all(operand in sources for operand in operands)
 
 
 def _versions(instruction: Instruction, kinds: Iterable[Kind]) -> tuple[Version, ...]:

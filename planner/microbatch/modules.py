@@ -8,7 +8,7 @@ from shardwright.hlo import ArrayShape, Computation, Instruction, Module, TupleS
 from shardwright.planner.gc_pause import gc_paused
 from shardwright.planner.graph.inlining import callees_first
 from shardwright.planner.microbatch.block import INDEX_SHAPE, Block, Names
-from shardwright.planner.microbatch.demand import Version
+from shardwright.planner.microbatch.demand import Demand, Version
 from shardwright.planner.microbatch.kinds import WHOLE, Along, local_shape
 from shardwright.planner.microbatch.split import SharedValue, StepSplit
 from shardwright.planner.microbatch.writer import Writer
@@ -28,19 +28,33 @@ class Index:
     """The number of the micro-batch, s32[]."""
 
 
-Input = Argument | Index | SharedValue
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Ahead:
+    """An array computed once, ahead of the micro-batches: the result of instruction `name`."""
+
+    name: str
+
+
+Input = Argument | Index | Ahead | SharedValue
+Output = SharedValue | Ahead | int
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PartModule:
     """A part of a step as a module of arrays: parameter k is `inputs[k]`, leaf k of the flat root is `outputs[k]`.
 
-    outputs: a micro-batch's terms and parts; the once part's output leaves of the step.
+    outputs: a micro-batch's terms and parts; the once part's output leaves of the step; what is computed ahead.
     """
 
     module: Module
     inputs: tuple[Input, ...]
-    outputs: tuple[SharedValue | int, ...]
+    outputs: tuple[Output, ...]
+
+
+def ahead_module(split: StepSplit) -> PartModule:
+    """What is computed ahead of the micro-batches, of state."""
+    with gc_paused():
+        return _AheadPart(split).run()
 
 
 def micro_module(split: StepSplit, micro_batches: int) -> PartModule:
@@ -83,7 +97,7 @@ class _Part:
         shape = local_shape(parameter.shape.leaves[leaf], kind, parts)
         return self.inputs.get(value) or self.parameter(value, self.block.names.of(parameter), shape, parameter)
 
-    def finish(self, results: list[Instruction], outputs: tuple[SharedValue | int, ...]) -> PartModule:
+    def finish(self, results: list[Instruction], outputs: tuple[Output, ...]) -> PartModule:
         root = self.block.make("tuple", TupleShape(tuple(value.shape for value in results)), results, "results", "of")
         root.is_root = True
         source = self.split.module
@@ -96,18 +110,34 @@ class _Part:
         return PartModule(module=module, inputs=tuple(self.inputs), outputs=outputs)
 
 
+class _AheadPart(_Part):
+    def run(self) -> PartModule:
+        split = self.split
+        demand = Demand(split.micro.labels, split.micro.labeller, split.ahead)
+        writer = Writer(demand, 1, self.block, lambda version: self.argument(version, 1), _no_index)
+        writer.write()
+        results = [writer.value(version) for version in split.ahead]
+        return self.finish(results, tuple(Ahead(name=version[0].name) for version in split.ahead))
+
+
 class _MicroPart(_Part):
     def __init__(self, split: StepSplit, parts: int) -> None:
         super().__init__(split)
         self.parts = parts
 
     def run(self) -> PartModule:
-        writer = Writer(self.split.micro, self.parts, self.block, self._input, self._index)
+        micro, ahead = self.split.micro, self.split.ahead
+        demand = Demand(micro.labels, micro.labeller, micro.roots, frozenset(ahead)) if ahead else micro
+        writer = Writer(demand, self.parts, self.block, self._input, self._index)
         writer.write()
         return self.finish(micro_outputs(self.split, writer, self.block), self.split.shared)
 
     def _input(self, version: Version) -> Instruction:
-        return self.argument(version, self.parts)
+        instruction = version[0]
+        if version not in self.split.ahead:
+            return self.argument(version, self.parts)
+        (shape,) = instruction.shape.leaves
+        return self.parameter(Ahead(name=instruction.name), self.block.names.of(instruction), shape, instruction)
 
     def _index(self) -> Instruction:
         return self.inputs.get(Index()) or self.parameter(

@@ -68,6 +68,7 @@ class StepSplit:
     names: the caller's names of the flat arguments, or none.
     micro: the demand of one micro-batch.
     once: the demand of the once part.
+    ahead: what micro-batches read and every one would compute alike: arrays that are computed once, ahead of them.
     """
 
     module: Module
@@ -82,6 +83,7 @@ class StepSplit:
     names: tuple[str, ...] = ()
     micro: Demand = field(repr=False)
     once: Demand = field(repr=False)
+    ahead: tuple[Version, ...] = field(default=(), repr=False)
 
     @property
     def shared(self) -> tuple[SharedValue, ...]:
@@ -198,7 +200,19 @@ def cut_step(
         names=names,
         micro=micro,
         once=once,
+        ahead=tuple(micro.computable_once(_state_versions(module, batch))),
     )
+
+
+def _state_versions(module: Module, batch: Mapping[int, Along]) -> frozenset[Version]:
+    """The arguments without the batch, whole."""
+    versions, number = [], 0
+    for parameter in sorted(module.entry.parameters, key=lambda p: p.index):
+        for leaf in range(len(parameter.shape.leaves)):
+            if number not in batch:
+                versions.append((parameter, leaf, WHOLE))
+            number += 1
+    return frozenset(versions)
 
 
 def _to_shared(labels: KindLabels, version: Version) -> SharedValue:

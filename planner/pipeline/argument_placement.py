@@ -10,7 +10,7 @@ from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 
 from shardwright.hlo import ArrayShape, Instruction
-from shardwright.planner.microbatch import Argument
+from shardwright.planner.microbatch import Ahead, Argument
 from shardwright.planner.pipeline.microbatch_programs import Total
 from shardwright.planner.pipeline.program_assignment import CHEAP_OPCODES, find_cheap_values, readers
 from shardwright.planner.pipeline.step import PipelineStep, elements
@@ -112,17 +112,20 @@ def _first_readers(step: PipelineStep) -> dict[int, int]:
     """Arguments replaced every step and read by micro-batches → the stage of their first reader."""
     replaced = set(step.aliases.values())
     users = readers(step.micro.module.entry)
-    stage_of: dict[int, int] = {}
+    first_chunk: dict[int, int] = {}
     for parameter in step.micro.module.entry.parameters:
         given = step.input_of(step.micro, parameter)
-        if isinstance(given, Argument) and given.number in replaced:
-            chunks = [
-                step.program_assignment.of[reader].chunk
-                for reader in _readers_in_programs(step.program_assignment.of, users, parameter)
-            ]
-            if chunks:
-                stage_of[given.number] = step.stage_of_chunk[min(chunks)]
-    return stage_of
+        if isinstance(given, Argument):
+            numbers = frozenset({given.number})
+        elif isinstance(given, Ahead):
+            numbers = step.sources_of(given)
+        else:
+            continue
+        programs = _readers_in_programs(step.program_assignment.of, users, parameter)
+        chunks = [step.program_assignment.of[reader].chunk for reader in programs]
+        for number in numbers & replaced if chunks else ():
+            first_chunk[number] = min(first_chunk.get(number, chunks[0]), *chunks)
+    return {number: step.stage_of_chunk[chunk] for number, chunk in sorted(first_chunk.items())}
 
 
 def _readers_in_programs(

@@ -5,7 +5,7 @@ one. Added per micro-batch, one of them would pass through the whole pipeline ev
 accumulates its own term, and the once part adds the two sums.
 
 Whatever is linear in the terms may stand between them and the accumulator (`rules.linear`): in mixed precision the sum
-of two bfloat16 terms is converted. It goes to the once part with the sums, in single precision where terms are narrower.
+of two bfloat16 terms is converted. It goes to the once part with the sums, in single precision if terms are narrower.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from shardwright.hlo import ArrayShape, Instruction, TupleShape
-from shardwright.planner.microbatch import NARROW, Input, PartModule, SharedValue, StepSplit, Term
+from shardwright.planner.microbatch import NARROW, Input, Output, PartModule, SharedValue, StepSplit, Term
 from shardwright.planner.pipeline.program_assignment import ProgramId, find_cheap_values, readers
 from shardwright.planner.rewrites.edit import computation_of, copy_of, module_of
 from shardwright.planner.rules.linear import linear_ways
@@ -141,7 +141,7 @@ def _remove_sums(
 ) -> PartModule:
     """The micro part with the terms in place of the sums."""
     entry = micro.module.entry
-    outputs: dict[SharedValue | int, Instruction] = {}
+    outputs: dict[Output, Instruction] = {}
     for shared, value in zip(micro.outputs, entry.root.operands, strict=True):
         if isinstance(shared, SharedValue) and shared in terms:
             outputs.update({_to_shared(term): term for term in terms[shared]})

@@ -15,6 +15,7 @@ import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
+from typing import NamedTuple
 
 from shardwright.hlo import ArrayShape, Instruction, Module, TupleShape
 from shardwright.planner.microbatch import SharedValue, StepSplit
@@ -49,6 +50,14 @@ class WholeStep:
     output_numbers: Sequence[int]
 
 
+class _LoopLayouts(NamedTuple):
+    """Of the loop over micro-batches: arguments by number, values computed ahead by name, sums by name and leaf."""
+
+    arguments: Mapping[int, TensorSharding]
+    ahead: Mapping[str, TensorSharding]
+    totals: Mapping[tuple[str, int], TensorSharding]
+
+
 class StageLayouts:
     """The layouts of one stage. split: of the pipelined program."""
 
@@ -64,21 +73,23 @@ class StageLayouts:
         return {entry.name: entry for entry in self._whole.instructions}
 
     @cached_property
-    def _loop(self) -> tuple[Mapping[int, TensorSharding], Mapping[tuple[str, int], TensorSharding]]:
-        """Layouts of the micro-batch loop: carried arguments by number, and values shared with the once part."""
+    def _loop(self) -> _LoopLayouts:
+        """Layouts of what the loop over micro-batches carries."""
         shared, module = self._whole.split.shared, self._whole.module
         loops = [i for i in module.entry if i.opcode == "while" and len(i.shape.leaves) > len(shared)]
         if module is self._whole.split.module or not loops:
-            return {}, {}
+            return _LoopLayouts({}, {}, {})
         loop = loops[0]
         shardings = self._entries[loop.name].result
-        carried = {
-            value.index: shardings[position]
-            for position, value in enumerate(loop.operands[0].operands)
-            if value.opcode == "parameter"
-        }
+        arguments, ahead = {}, {}
+        for position, value in enumerate(loop.operands[0].operands):
+            if value.opcode == "parameter":
+                arguments[value.index] = shardings[position]
+            else:
+                ahead[value.name] = shardings[position]
         keys = [(shared_value.name, shared_value.leaf) for shared_value in shared]
-        return carried, dict(zip(keys, shardings[len(shardings) - len(shared) :], strict=True))
+        totals = dict(zip(keys, shardings[len(shardings) - len(shared) :], strict=True))
+        return _LoopLayouts(arguments, ahead, totals)
 
     # ---- instructions ------------------------------------------------------
     def entry(self, instruction: Instruction, computation: str) -> InstructionPlan:
@@ -140,19 +151,26 @@ class StageLayouts:
 
     def argument_in_loop(self, number: int) -> TensorSharding:
         """The layout of an argument during the micro-batches."""
-        carried, _ = self._loop
-        sharding = carried.get(self._whole.argument_numbers[number])
+        sharding = self._loop.arguments.get(self._whole.argument_numbers[number])
         if sharding is None:
             return self.argument(number)
         variable = replace(self._parameter(number), sharding=TensorSharding(sharding.dims))
         return _of_rows(variable, self._argument_shapes[number], self.mesh)
+
+    def ahead(self, value: Instruction) -> TensorSharding:
+        """The layout of an array computed ahead, during the micro-batches."""
+        (leaf,) = value.shape.leaves
+        carried = self._loop.ahead.get(value.name) or self._loop.ahead.get(_OF_ROWS.sub("", value.name))
+        if carried is None or len(carried.dims) != leaf.rank:
+            return self.boundary_sharding(value)
+        return fit_sharding(TensorSharding(carried.dims), leaf, self.mesh)
 
     def _parameter(self, number: int) -> VariablePlan:
         return self._whole.parameters[self._whole.argument_numbers[number]]
 
     def total(self, shared: SharedValue, term: Instruction) -> TensorSharding:
         """The layout of a term's sum over the micro-batches during accumulation."""
-        _, totals = self._loop
+        totals = self._loop.totals
         (leaf,) = term.shape.leaves
         exact = totals.get((shared.name, shared.leaf))
         if exact is not None:

@@ -2,18 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
 
 from shardwright.errors import PlanError
 from shardwright.hlo import ArrayShape, Instruction
-from shardwright.planner.microbatch import Along, Argument, SharedValue, Term
+from shardwright.planner.microbatch import Ahead, Along, Argument, Output, SharedValue, Term
 from shardwright.planner.pipeline.layouts import StageLayouts, whole_sharding
 from shardwright.planner.pipeline.program_assignment import ProgramAssignment, ProgramId
 from shardwright.planner.pipeline.program_writer import ProgramDraft, ProgramWriter
 from shardwright.planner.pipeline.step import (
     INDEX,
     PipelineStep,
+    ahead_value,
     argument_value,
     array,
     batch_stack_value,
@@ -63,7 +64,7 @@ def totals_of(step: PipelineStep) -> tuple[Total, ...]:
     return tuple(_total(step, shared, term) for shared, term in zip(step.micro.outputs, root.operands, strict=True))
 
 
-def _total(step: PipelineStep, shared: SharedValue | int, term: Instruction) -> Total:
+def _total(step: PipelineStep, shared: Output, term: Instruction) -> Total:
     assert isinstance(shared, SharedValue)
     stage = step.stage_of_chunk[program_of_total(step, term).chunk]
     layouts = step.layouts[stage]
@@ -179,6 +180,9 @@ def _input(step: PipelineStep, program: ProgramWriter, source: Instruction) -> I
     if isinstance(given, Argument):
         value, sharding = argument_as_used(step, layouts, program.stage, given)
         return program.parameter(value, source.name, source.shape, sharding, like=source)
+    if isinstance(given, Ahead):
+        value = ahead_value(given, program.stage)
+        return program.parameter(value, source.name, source.shape, layouts.ahead(source), like=source)
     return program.parameter(INDEX, source.name, source.shape, whole_sharding(array(source)), like=source)
 
 
@@ -262,7 +266,7 @@ def _starts(program: ProgramWriter, name: str, rank: int, at: int) -> list[Instr
 def start_programs(
     step: PipelineStep, totals: Sequence[Total], programs: Sequence[ProgramDraft]
 ) -> Iterator[ProgramDraft]:
-    """Per stage, initial totals, and arguments resharded to their layout in the micro-batches."""
+    """Per stage, initial totals, arguments resharded to their layout in the micro-batches, and what is made of them."""
     for stage, layouts in enumerate(step.layouts):
         program = ProgramWriter(
             name=f"start.{stage}", kind="start", stage=stage, chunk=None, source=step.micro.module, layouts=layouts
@@ -280,8 +284,38 @@ def start_programs(
                 argument_value(given.number), argument.name, array(argument), sharding, like=argument
             )
             program.output(used_value(given.number, stage), stored, layouts.argument_in_loop(given.number))
+        _make_ahead(step, program, values_read)
         if not program.is_empty:
             yield program.finish()
+
+
+def _make_ahead(step: PipelineStep, program: ProgramWriter, values_read: Collection[str]) -> None:
+    """What the stage's micro-batches read and each would make alike: narrower copies of weights, for example."""
+    wanted = [value for value in step.made_ahead if ahead_value(value, program.stage) in values_read]
+    needed: set[Instruction] = set()
+    todo = [step.made_ahead[value] for value in wanted]
+    while todo:
+        instruction = todo.pop()
+        if instruction not in needed:
+            needed.add(instruction)
+            todo += instruction.operands
+    for instruction in step.ahead.module.entry:
+        if instruction not in needed:
+            continue
+        if instruction.opcode != "parameter":
+            program.copy(instruction)
+            continue
+        given = step.input_of(step.ahead, instruction)
+        assert isinstance(given, Argument)
+        argument, layouts = step.arguments[given.number], program.layouts
+        sharding = layouts.argument(given.number)
+        stored = program.parameter(
+            argument_value(given.number), argument.name, array(argument), sharding, like=argument
+        )
+        program.stand_in(instruction, stored)
+    for value in wanted:
+        made = step.made_ahead[value]
+        program.output(ahead_value(value, program.stage), program.of(made), program.layouts.ahead(made))
 
 
 def _initial_total(program: ProgramWriter, total: Total) -> Instruction:

@@ -15,7 +15,15 @@ from shardwright.hlo import Module
 from shardwright.options.plan_options import PlanOptions
 from shardwright.planner.graph.dataflow import build_dataflow
 from shardwright.planner.graph.names import argument_names, output_names
-from shardwright.planner.microbatch import Index, StepSplit, accumulate_step, micro_module, once_module, split_step
+from shardwright.planner.microbatch import (
+    Index,
+    StepSplit,
+    accumulate_step,
+    ahead_module,
+    micro_module,
+    once_module,
+    split_step,
+)
 from shardwright.planner.pipeline.boundary import Origin, Values, argument_entries, origins, output_entries
 from shardwright.planner.pipeline.check import check_pipeline
 from shardwright.planner.pipeline.cross_stage_sums import StepParts, defer_cross_stage_sums
@@ -188,6 +196,7 @@ class _Maker:
             stage_of_chunk=tuple(chunk % stage_count for chunk in range(chunks)),
             layouts=self._layouts(split),
             meeting=parts.meeting,
+            ahead=ahead_module(split),
         )
 
     def _layouts(self, split: StepSplit) -> tuple[StageLayouts, ...]:

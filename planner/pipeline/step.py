@@ -8,7 +8,7 @@ from functools import cached_property
 from math import prod
 
 from shardwright.hlo import ArrayShape, Instruction
-from shardwright.planner.microbatch import Along, Argument, Index, PartModule, SharedValue, StepSplit
+from shardwright.planner.microbatch import Ahead, Along, Argument, Input, PartModule, StepSplit
 from shardwright.planner.pipeline.layouts import StageLayouts
 from shardwright.planner.pipeline.program_assignment import ProgramAssignment
 from shardwright.plans.shardings import TensorSharding
@@ -27,6 +27,7 @@ class PipelineStep:
     stage_of_chunk: the stage of every chunk.
     layouts: of every stage.
     meeting: see `StepParts`.
+    ahead: what is computed before the first micro-batch, by each stage that reads it.
     """
 
     split: StepSplit
@@ -36,6 +37,7 @@ class PipelineStep:
     program_assignment: ProgramAssignment
     stage_of_chunk: tuple[int, ...]
     layouts: tuple[StageLayouts, ...]
+    ahead: PartModule
     meeting: Mapping[Instruction, Instruction] = field(default_factory=dict)
 
     @property
@@ -53,7 +55,28 @@ class PipelineStep:
         return {alias.output_index[0] if alias.output_index else 0: alias.parameter_number
                 for alias in self.split.module.aliases}  # fmt: skip
 
-    def input_of(self, part: PartModule, parameter: Instruction) -> Argument | Index | SharedValue:
+    @cached_property
+    def made_ahead(self) -> Mapping[Ahead, Instruction]:
+        """What is computed ahead → the instruction of `ahead` that it is."""
+        results = zip(self.ahead.outputs, self.ahead.module.entry.root.operands, strict=True)
+        return {output: result for output, result in results if isinstance(output, Ahead)}
+
+    def sources_of(self, value: Ahead) -> frozenset[int]:
+        """The arguments that a value computed ahead is made of."""
+        numbers, todo, seen = set(), [self.made_ahead[value]], set()
+        while todo:
+            instruction = todo.pop()
+            if instruction in seen:
+                continue
+            seen.add(instruction)
+            todo += instruction.operands
+            if instruction.opcode == "parameter":
+                given = self.input_of(self.ahead, instruction)
+                assert isinstance(given, Argument)
+                numbers.add(given.number)
+        return frozenset(numbers)
+
+    def input_of(self, part: PartModule, parameter: Instruction) -> Input:
         return part.inputs[parameter.index]
 
 
@@ -65,6 +88,11 @@ def argument_value(number: int) -> str:
 def used_value(number: int, stage: int) -> str:
     """An argument resharded once a step to its layout in the micro-batches, if stored in another."""
     return f"argument.{number}.used.{stage}"
+
+
+def ahead_value(value: Ahead, stage: int) -> str:
+    """A value computed ahead of the micro-batches, by each stage that reads it."""
+    return f"ahead.{value.name}.{stage}"
 
 
 def batch_stack_value(number: int) -> str:

@@ -139,6 +139,7 @@ class _Search:
     clustering: Clustering = field(init=False)
     accumulators: tuple[Leaf, ...] = field(init=False)
     sums: frozenset[Leaf] = field(init=False)
+    ahead: frozenset[Leaf] = field(init=False)
     _plans: StepPlans = field(init=False)
     _graphs: dict[tuple[StepCosts, ...], StageGraph] = field(default_factory=dict)
     _left_out: list[PipelineCandidate] = field(default_factory=list)
@@ -165,6 +166,8 @@ class _Search:
             for leaf, kind in enumerate(kinds)
             if isinstance(kind, Term) and name in nodes
         )
+
+        self.ahead = frozenset((nodes[i.name], leaf) for i, leaf, _ in self.split.ahead if i.name in nodes)
 
     def run(self, whole_s: float | None, why_not: str) -> PipelineChoice:
         pipelines = self._try_stage_counts()
@@ -340,7 +343,7 @@ class _Search:
         if key not in self._graphs:
             margin = hardware_profile(self.cluster.hardware).compiler.temporaries_margin
             self._graphs[key] = build_stage_graph(
-                self.clustering, kinds, self.accumulators, sums=self.sums, margin=margin
+                self.clustering, kinds, self.accumulators, sums=self.sums, ahead=self.ahead, margin=margin
             )
         graph, parts = coarsen_graph(self._graphs[key], groups.stages * chunks, micro_batches)
         held = micro_batches_in_flight(schedule, groups.stages, chunks, micro_batches)

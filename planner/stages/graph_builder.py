@@ -6,7 +6,7 @@ and keeps its row of the forward loop's outputs, read by the backward loop.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
 from typing import NamedTuple
@@ -26,6 +26,7 @@ def build_stage_graph(
     accumulators: Sequence[Leaf],
     *,
     sums: Collection[Leaf] = (),
+    ahead: Collection[Leaf] = (),
     margin: float = 0.0,
 ) -> StageGraph:
     """The graph of a step.
@@ -33,11 +34,12 @@ def build_stage_graph(
     kinds: the plan on each kind of device group, all with the same number of micro-batches.
     accumulators: entry values summed over micro-batches, then read.
     sums: values with one term per micro-batch, anywhere; a sum of terms of two parts is sent once a step.
+    ahead: values computed once, ahead of the micro-batches, by each stage that reads them: kept, and never sent.
     margin: memory to reserve beyond the temporaries, relative to them.
     """
-    builder = _Builder(coarse, tuple(kinds), frozenset(sums), 1 + margin)
+    builder = _Builder(coarse, tuple(kinds), frozenset(sums), frozenset(ahead), 1 + margin)
     builder.run()
-    works = [_node_costs(coarse, measured, accumulators, builder.saved, 1 + margin) for measured in kinds]
+    works = [_node_costs(coarse, measured, accumulators, builder, 1 + margin) for measured in kinds]
     nodes = tuple(
         StageNode(name=part.name, costs=tuple(kind[i] for kind in works)) for i, part in enumerate(coarse.parts)
     )
@@ -53,12 +55,12 @@ def _node_costs(
     coarse: Clustering,
     measured: StepCosts,
     accumulators: Sequence[Leaf],
-    saved: Mapping[Leaf, Sequence[int]],
+    values: _Builder,
     scale: float,
 ) -> list[NodeCost]:
     count, flow = len(coarse.parts), coarse.flow
     forward, backward, weight, update, arrival, state, saved_bytes, delayed = ([0.0] * count for _ in range(8))
-    later = find_weight_gradients(coarse)
+    later, saved = find_weight_gradients(coarse), values.saved
     for node in flow.nodes:
         members = coarse.members(node.index)
         for part in members:
@@ -80,12 +82,15 @@ def _node_costs(
         members = coarse.members(leaf[0])
         for part in members:
             state[part] += measured.shard_bytes(leaf) / len(members)
+    for leaf, parts in values.copies.items():
+        for part in parts:
+            state[part] += measured.shard_bytes(leaf) / len(parts)
     for leaf, parts in saved.items():
         for part in parts:
             saved_bytes[part] += measured.shard_bytes(leaf) / len(parts)
     for leaf in later.read:
         delayed[coarse.part(leaf[0])] += measured.shard_bytes(leaf)
-    workspace = workspaces(coarse, measured, {*saved, *accumulators, *terms})
+    workspace = workspaces(coarse, measured, {*saved, *accumulators, *terms, *values.copies})
     elsewhere_s = measured.elsewhere_s / (sum(state) or 1.0)
     return [
         NodeCost(
@@ -121,13 +126,19 @@ class _Sizes(NamedTuple):
 
 @dataclass(slots=True, eq=False)
 class _Builder:
-    """Values between parts; saved: forward values read only by their own parts' backward passes → these parts."""
+    """Values between parts.
+
+    saved: forward values read only by their own parts' backward passes → these parts.
+    copies: values computed ahead of the micro-batches → the parts that read them first.
+    """
 
     clustering: Clustering
     kinds: tuple[StepCosts, ...]
     sums: frozenset[Leaf]
+    ahead: frozenset[Leaf]
     scale: float
     values: list[StageValue] = field(default_factory=list)
+    copies: dict[Leaf, tuple[int, ...]] = field(default_factory=dict)
     saved: dict[Leaf, tuple[int, ...]] = field(default_factory=dict)
     _readings: dict[Leaf, list[_Reading]] = field(default_factory=dict)
 
@@ -169,18 +180,20 @@ class _Builder:
                 reading = _Reading(parts[-1:] if stack.is_descending else parts[:1], self._is_ahead(i))
             else:
                 continue
-            for source in self._sources(use.source):
+            for source in self._sources(use.source, parts=reading.parts):
                 self._readings.setdefault(source, []).append(reading)
 
-    def _sources(self, leaf: Leaf) -> Iterator[Leaf]:
-        """The values needed by a reader of `leaf`, rematerialized ones replaced by their own sources."""
+    def _sources(self, leaf: Leaf, parts: tuple[int, ...]) -> Iterator[Leaf]:
+        """The values needed by a reader of `leaf`; what every stage computes is replaced by its own sources."""
         todo, seen = [leaf], set()
         while todo:
             source = todo.pop()
             if source in seen:
                 continue
             seen.add(source)
-            if self.clustering.first[source[0]] >= 0:
+            if source in self.ahead:
+                self.copies.setdefault(source, parts)
+            if self.clustering.first[source[0]] >= 0 and source not in self.ahead:
                 yield source
             else:
                 todo += [use.source for use in self.clustering.flow.nodes[source[0]].uses]
@@ -189,7 +202,7 @@ class _Builder:
         readings = self._readings.get((i, leaf), ())
         sizes = self._sizes((i, leaf))
         parts = tuple(self.clustering.members(i))
-        if not readings or not sizes.whole or (i, leaf) in self.sums:
+        if not readings or not sizes.whole or (i, leaf) in self.sums or (i, leaf) in self.ahead:
             return
         if stack is None or leaf in stack.threaded or leaf == stack.counter:
             last = self.clustering.part(i) if stack is None or stack.is_descending else parts[-1]

@@ -78,8 +78,8 @@ def parameters(config: Config) -> nn.Params:
     }
 
 
-def logits_of(params: nn.Params, tokens: jax.Array, config: Config) -> jax.Array:
-    """Next-token logits [batch, length, vocabulary]."""
+def logits_of(params: nn.Params, tokens: jax.Array, config: Config, head: jax.Array | None = None) -> jax.Array:
+    """Next-token logits [batch, length, vocabulary]. head: [vocabulary, embed]; None: tied to the embedding."""
     x = nn.residual(params["token_embedding"][tokens] + params["position_embedding"][: tokens.shape[1]])
 
     def layer(x: jax.Array, block: nn.Params) -> jax.Array:
@@ -87,7 +87,8 @@ def logits_of(params: nn.Params, tokens: jax.Array, config: Config) -> jax.Array
         return nn.residual(x + nn.mlp(block["mlp"], nn.layer_norm(block["mlp_norm"], x)))
 
     x = nn.through(params["blocks"], layer, x, remat=config.remat)
-    return nn.layer_norm(params["final_norm"], x) @ params["token_embedding"].T
+    head = params["token_embedding"] if head is None else head
+    return nn.layer_norm(params["final_norm"], x) @ head.T
 
 
 def _attention(p: nn.Params, x: jax.Array, config: Config) -> jax.Array:

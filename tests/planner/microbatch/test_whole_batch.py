@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 import jax
@@ -10,12 +11,15 @@ import pytest
 
 from shardwright.hlo import Module, parse
 from shardwright.planner.microbatch import (
+    Ahead,
     Along,
     Argument,
+    Output,
     PartModule,
     SharedValue,
     StepSplit,
     accumulate_step,
+    ahead_module,
     micro_module,
     once_module,
     split_step,
@@ -44,9 +48,12 @@ def run_accumulated(module: Module, arguments: list[np.ndarray]) -> list[np.ndar
 
 def run_parts(split: StepSplit, arguments: list[np.ndarray], micro_batches: int) -> list[np.ndarray]:
     """Micro-batch after micro-batch, terms added and parts put together by numpy, then the once part."""
+    first = ahead_module(split)
+    given = [arguments[each.number] for each in first.inputs if isinstance(each, Argument)]
+    ahead = dict(zip(first.outputs, run(first.module.to_text(), given) if first.outputs else (), strict=True))
     micro = micro_module(split, micro_batches)
     program = compiled(micro.module.to_text())
-    results = [run(program, inputs(split, micro, arguments, micro_batches, i)) for i in range(micro_batches)]
+    results = [run(program, inputs(split, micro, arguments, ahead, micro_batches, i)) for i in range(micro_batches)]
     values = {shared: finish(shared, [m[k] for m in results]) for k, shared in enumerate(split.shared)}
     once = once_module(split)
     read = [arguments[i.number] if isinstance(i, Argument) else values[i] for i in once.inputs]  # type: ignore[index]
@@ -54,11 +61,18 @@ def run_parts(split: StepSplit, arguments: list[np.ndarray], micro_batches: int)
 
 
 def inputs(
-    split: StepSplit, part: PartModule, arguments: list[np.ndarray], micro_batches: int, index: int
+    split: StepSplit,
+    part: PartModule,
+    arguments: list[np.ndarray],
+    ahead: Mapping[Output, np.ndarray],
+    micro_batches: int,
+    index: int,
 ) -> list[Any]:
     results: list[Any] = []
     for each in part.inputs:
-        if not isinstance(each, Argument):
+        if isinstance(each, Ahead):
+            results.append(ahead[each])
+        elif not isinstance(each, Argument):
             results.append(np.int32(index))
         elif each.local:
             dim = split.batch[each.number].dim

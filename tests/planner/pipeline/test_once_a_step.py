@@ -1,0 +1,144 @@
+"""What a pipeline does once a step instead of once a micro-batch: sums of several stages, copies of weights."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import shardwright as sw
+from oracles.late_collectives import find_late, find_late_in_text, plan_model
+from shardwright.plans.pipeline_plan import PipelinePlan
+from tests.planner.pipeline.executor import Executor
+from workloads.pipeline_steps import MODELS, arguments_of, build_gpt2
+
+MESH = {"data": 2, "model": 2}
+MICRO_BATCHES = 4
+
+#: Largest ||a - b|| / ||b|| of a tensor after two steps: bfloat16 rounds each micro-batch's gradient by itself.
+BARS = {"mixed": 2e-2}
+
+
+def pipeline_of(case: Any, mesh: Mapping[str, int] = MESH, **options: Any) -> PipelinePlan:
+    text = case.lower().as_text("hlo", debug_info=True)
+    plan = sw.plan(
+        text, 8, cache=False, stages=2, mesh=dict(mesh), micro_batches=MICRO_BATCHES, **{"schedule": "1f1b", **options}
+    )
+    assert isinstance(plan, PipelinePlan)
+    return plan
+
+
+def count_sends(plan: PipelinePlan) -> Counter[str]:
+    return Counter(task.reads[0].value for _, task in plan.tasks.tasks() if task.kind == "send")
+
+
+def worst_distance(case: Any, plan: PipelinePlan, steps: int = 2) -> float:
+    """Of all outputs after some steps beside single-device JAX, in norms of the output."""
+    params, state, batch = arguments_of(case)
+    flat, tree = jax.tree.flatten((params, state))
+    ours, executor, reference = flat, Executor(plan), jax.jit(case.step)
+    theirs = (params, state)
+    for _ in range(steps):
+        result = executor.step([*ours, *jax.tree.leaves(batch)])
+        ours = result[: len(flat)]
+        *theirs, loss = reference(*theirs, batch)
+    expected = [*jax.tree.leaves(theirs), loss]
+    assert jax.tree.structure(tuple(theirs)) == tree
+    return max(
+        float(np.linalg.norm(np.asarray(a) - np.asarray(b)) / max(np.linalg.norm(np.asarray(b)), 1e-6))
+        for a, b in zip(result, expected, strict=True)
+    )
+
+
+@pytest.mark.dear
+@pytest.mark.parametrize("model", MODELS)
+def test_nothing_is_reduced_in_micro_batches_that_could_be_after_them(model: str) -> None:
+    """As XLA compiles the programs; and the numbers are one device's."""
+    plan = plan_model(model, MESH, MICRO_BATCHES)
+    assert list(find_late(plan)) == []
+    assert worst_distance(MODELS[model](), plan) <= BARS.get(model, 1e-4)
+
+
+@pytest.mark.dear
+def test_a_tied_table_in_mixed_precision_meets_once() -> None:
+    """A convert stands between the sum of both stages' terms and the accumulator; the sum goes with it."""
+    plan = pipeline_of(build_gpt2(is_mixed=True))
+    table = 256 * 64
+    sizes = {value.name: int(np.prod(value.variable.shape)) for value in plan.values}
+    tables = {value: times for value, times in count_sends(plan).items() if sizes[value] == table}
+    assert set(tables.values()) == {1}, "the weight there, the sum of its gradients back"
+    assert len(tables) == 2
+
+
+@pytest.mark.dear
+def test_narrower_copies_are_made_once() -> None:
+    """No program of a micro-batch converts a weight, and none is kept for every micro-batch in flight."""
+    plan = pipeline_of(build_gpt2(is_mixed=True))
+    weights = {variable.variable.shape for variable in plan.arguments if len(variable.variable.shape) == 2}
+    for program in plan.programs:
+        if program.kind in ("forward", "backward"):
+            assert not any(name.startswith("argument.") for name in program.reads)
+            assert any(name.startswith("ahead.") for name in program.reads)
+    kept = [value for value in plan.values if value.scope == "micro_batch" and value.variable.shape in weights]
+    assert [value.name for value in kept if value.variable.element_type == "bf16"] == []
+
+
+@pytest.mark.dear
+@pytest.mark.parametrize("stages", [1, 2])
+def test_scaled_losses_and_casts_inside_a_checkpoint(stages: int) -> None:
+    """Float32 weights cast inside a recomputed layer, a scaled loss: numbers as of one device."""
+    from workloads.cases import Leaf, training_case
+
+    width = 32
+    params = {"table": Leaf((64, width), (None, None)), "w": [Leaf((width, width), (None, None)) for _ in range(4)]}
+    batch = {"x": Leaf((16, 8), ("batch", None), jnp.int32), "y": Leaf((16, 8), ("batch", None), jnp.int32)}
+
+    def loss(params: Any, batch: Any) -> jax.Array:
+        x = params["table"].astype(jnp.bfloat16)[batch["x"]]
+        for weight in params["w"]:
+            x = jax.checkpoint(lambda x, w: x + jnp.tanh(x @ w.astype(jnp.bfloat16)))(x, weight)
+        logits = (x @ params["table"].astype(jnp.bfloat16).T).astype(jnp.float32)
+        picked = jnp.take_along_axis(jax.nn.log_softmax(logits), batch["y"][..., None], -1)
+        return -128.0 * picked.mean() / 128.0
+
+    import optax
+
+    case = training_case(loss, params, batch, optax.sgd(0.1))
+    if stages == 2:
+        assert worst_distance(case, pipeline_of(case)) <= 2e-2
+        return
+    plan = sw.plan(case.lower().as_text("hlo", debug_info=True), 4, cache=False, stages=1, micro_batches=MICRO_BATCHES)
+    loops = [i for i in plan.instructions if i.opcode == "convert" and "micro_batch" in i.computation]
+    assert all(len(dims.dims) != 2 or "table" not in i.name for i in loops for dims in i.result)
+
+
+LATE = """
+HloModule backward, entry_computation_layout={(f32[8]{0}, f32[8]{0}, f32[4]{0})->(f32[8]{0}, f32[4]{0})}
+
+sum {
+  a = f32[] parameter(0)
+  b = f32[] parameter(1)
+  ROOT c = f32[] add(a, b)
+}
+
+ENTRY main {
+  term = f32[8]{0} parameter(0)
+  total = f32[8]{0} parameter(1)
+  handed = f32[4]{0} parameter(2)
+  late = f32[8]{0} all-reduce(term), to_apply=sum, replica_groups={}
+  scaled = f32[8]{0} negate(late)
+  added = f32[8]{0} add(total, scaled)
+  needed = f32[4]{0} all-reduce(handed), to_apply=sum, replica_groups={}
+  ROOT results = (f32[8]{0}, f32[4]{0}) tuple(added, needed)
+}
+"""
+
+
+def test_late_collectives_are_found() -> None:
+    found = find_late_in_text(LATE, reads=("x", "total.w", "y"), writes=("total.w", "y.back"))
+    assert [instruction.name for instruction in found] == ["late"]
