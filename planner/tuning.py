@@ -133,6 +133,11 @@ MAX_TOP_K_ROUNDS = 8
 #: and more copies of matrices; larger: more rows multiplied in vain.
 TILE_FLOPS_PER_BYTE = 236.0
 
+#: Rows of a block for the kernel of ragged products, at least, and groups, at most: it goes through all groups for each
+#: block, unrolled.
+LEAST_BLOCK_ROWS = 8
+MOST_KERNEL_GROUPS = 128
+
 #: Trips of the longest loop that counts as one over layers.
 MAX_LAYERS = 4096
 

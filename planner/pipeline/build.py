@@ -54,8 +54,8 @@ def choose_pipeline(
     )
     clock = clock or Clock(options.deadline_s)
     try:
-        kernel = hardware_profile(cluster.hardware).attention
-        program = Program(hlo, replace(options, micro_batches=None), clock=clock, kernel=kernel)
+        devices = hardware_profile(cluster.hardware)
+        program = Program(hlo, replace(options, micro_batches=None), clock=clock, devices=devices)
         choice = search_pipeline(
             program, cluster, wanted, whole_s=whole_s, why_not=why_not, progress=progress, clock=clock
         )

@@ -13,6 +13,7 @@ from shardwright.cost.kernels import kernel_price
 from shardwright.hlo import ArrayShape, Instruction
 from shardwright.hlo.shapes import ELEMENT_BITS
 from shardwright.kernels import NAME_ATTRIBUTE
+from shardwright.kernels.ragged import read_ragged
 from shardwright.placements import read_placement
 from shardwright.planner.graph.dataflow import Node
 from shardwright.planner.plans.assemble import Decisions
@@ -60,11 +61,11 @@ class _Held:
 
 
 def _note(node: Node, decisions: Decisions) -> KernelNote | None:
-    """What there is to say of a call; None of anything else, and of attention."""
+    """What there is to say of a call; None of anything else, of attention, and of ragged products."""
     instruction = node.instruction
     if node.is_value or instruction.opcode != "custom-call" or is_free(instruction):
         return None
-    if read_call(instruction) is not None or read_placement(instruction) is not None:
+    if read_call(instruction) or read_placement(instruction) is not None or read_ragged(instruction):
         return None
     price = kernel_price(instruction, [leaf.dimensions for leaf in _operands(node)])
     graph = decisions.graph

@@ -13,13 +13,13 @@ Rows behind the last group are 0, as in `jax.lax.ragged_dot`.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from math import sqrt
 
 from shardwright.cost import HardwareProfile
-from shardwright.hlo import ArrayShape, Computation, Instruction, Module
+from shardwright.hlo import Computation, Instruction, Module
 from shardwright.planner.rewrites import edit
-from shardwright.planner.rewrites.instruction_writer import InstructionWriter, reduction_region, rewrite_instructions
+from shardwright.planner.rewrites.group_integers import GroupIntegers
+from shardwright.planner.rewrites.instruction_writer import InstructionWriter, rewrite_instructions
 from shardwright.planner.tuning import TILE_FLOPS_PER_BYTE
 
 _NARROW = frozenset({"bf16", "f16"})
@@ -28,14 +28,15 @@ _NARROW = frozenset({"bf16", "f16"})
 def tile_ragged_products(module: Module, profile: HardwareProfile | None) -> Module:
     """`module` with its ragged products written as products of tiles; `module` itself without any.
 
-    profile: of the devices, which the size of a tile depends on. Unchanged: products of other ranks, or of a batch.
+    profile: of the devices, which the size of a tile depends on. Unchanged: what `can_tile` is false of.
     """
     return rewrite_instructions(
-        module, _can_tile, lambda product, names, regions: _Tiles(product, names, regions, profile).write()
+        module, can_tile, lambda product, names, regions: write_tiles(product, names, regions, profile)
     )
 
 
-def _can_tile(product: Instruction) -> bool:
+def can_tile(product: Instruction) -> bool:
+    """Whether an instruction is a ragged product of matrices, without a batch."""
     if product.opcode != "ragged-dot" or product.get("lhs_batch_dims"):
         return False
     rows, other, sizes = (operand.shape.leaves[0] for operand in product.operands)
@@ -48,7 +49,38 @@ def _can_tile(product: Instruction) -> bool:
     return other.rank == 3 and tuple(product.get("rhs_group_dims")) == (0,)
 
 
-class _Tiles:
+def write_tiles(
+    product: Instruction, names: edit.Names, regions: dict[str, Computation], profile: HardwareProfile | None
+) -> list[Instruction]:
+    """The instructions ahead of a product, which becomes the last of them. regions: see `GroupIntegers`."""
+    return _Tiles(product, names, regions, profile).write()
+
+
+def tile_rows(rows: int, groups: int, flops_per_byte: float) -> int:
+    """The power of two at which rows multiplied in vain and matrices copied take as long.
+
+    G t rows too many take 2 G t K N / flops per second, M / t copies 6 M K N / t bytes of bandwidth.
+    """
+    best = sqrt(3 * flops_per_byte * rows / max(groups, 1))
+    tile = 1
+    while tile < min(best, rows):
+        tile *= 2
+    return tile
+
+
+def count_tiles(rows: int, groups: int, tile: int) -> int:
+    """Tiles that hold rows in groups, at most."""
+    return min(rows, rows // tile + groups)
+
+
+def flops_per_byte(profile: HardwareProfile | None, element_type: str) -> float:
+    """Operations of a product in the time of a byte of memory."""
+    if profile is None:
+        return TILE_FLOPS_PER_BYTE
+    return profile.matmul_flops_per_s(element_type) / profile.memory_bandwidth_bytes_per_s
+
+
+class _Tiles(GroupIntegers):
     """Writes one ragged product. regions: of reductions, shared by a module's products, by element type."""
 
     def __init__(
@@ -58,47 +90,33 @@ class _Tiles:
         regions: dict[str, Computation],
         profile: HardwareProfile | None,
     ) -> None:
-        self._product, self._regions = product, regions
-        self._writer = InstructionWriter(product, names)
+        super().__init__(InstructionWriter(product, names), regions)
+        self._product = product
         (self._ragged,) = product.get("lhs_ragged_dims")
         lhs, _, sizes = (operand.shape.leaves[0] for operand in product.operands)
         self._rows, self._groups = lhs.dimensions[self._ragged], sizes.dimensions[0]
-        self._tile = self._tile_rows(profile, lhs.element_type)
-        self._tiles = min(self._rows, self._rows // self._tile + self._groups)
-
-    def _tile_rows(self, profile: HardwareProfile | None, element_type: str) -> int:
-        """The power of two at which rows multiplied in vain and matrices copied take as long.
-
-        G t rows too many take 2 G t K N / flops per second, M / t copies 6 M K N / t bytes of bandwidth.
-        """
-        ratio = TILE_FLOPS_PER_BYTE
-        if profile is not None:
-            ratio = profile.matmul_flops_per_s(element_type) / profile.memory_bandwidth_bytes_per_s
-        best = sqrt(3 * ratio * self._rows / self._groups)
-        tile = 1
-        while tile < min(best, self._rows):
-            tile *= 2
-        return tile
+        self._tile = tile_rows(self._rows, self._groups, flops_per_byte(profile, lhs.element_type))
+        self._tiles = count_tiles(self._rows, self._groups, self._tile)
 
     def write(self) -> list[Instruction]:
         """The new instructions ahead of the product, which becomes the last of them."""
-        sizes = self._to_integers(self._product.operands[2])
+        sizes = self.to_integers(self._product.operands[2])
         self._sizes = sizes
-        row_ends = self._sum_up_to(sizes)
-        self._row_starts = self._binary("subtract", row_ends, sizes)
-        tiles = self._binary("divide", self._plus(sizes, self._tile - 1), self._filled(self._tile, sizes))
-        tile_ends = self._sum_up_to(tiles)
-        self._tile_starts = self._binary("subtract", tile_ends, tiles)
-        self._group_of_tile = self._clamped(self._count_passed(tile_ends, self._tiles), self._groups - 1)
+        row_ends = self.sum_up_to(sizes)
+        self._row_starts = self.binary("subtract", row_ends, sizes)
+        tiles = self.binary("divide", self.plus(sizes, self._tile - 1), self.filled(self._tile, sizes))
+        tile_ends = self.sum_up_to(tiles)
+        self._tile_starts = self.binary("subtract", tile_ends, tiles)
+        self._group_of_tile = self.clamped(self._count_passed(tile_ends, self._tiles), self._groups - 1)
         if self._ragged in self._product.get("lhs_contracting_dims"):
             self._write_weights()
         else:
             self._write_rows(row_ends)
-        return self._writer.written
+        return self.writer.written
 
     # ---- the two forms -----------------------------------------------------------
     def _write_rows(self, row_ends: Instruction) -> None:
-        product, writer = self._product, self._writer
+        product, writer = self._product, self.writer
         lhs, weights, _ = product.operands
         (contracted,) = product.get("rhs_contracting_dims")
         places, _ = self._rows_of_tiles()
@@ -113,17 +131,17 @@ class _Tiles:
         )  # fmt: skip
         flat = writer.array("reshape", result.element_type, (self._tiles * self._tile, columns), products)
         group = self._count_passed(row_ends, self._rows)
-        starts = self._binary("multiply", self._tile_starts, self._filled(self._tile, self._tile_starts))
-        shift = self._of_group(self._binary("subtract", starts, self._row_starts), group)
-        place = self._clamped(self._binary("add", shift, self._iota((self._rows,), 0)), self._tiles * self._tile - 1)
+        starts = self.binary("multiply", self._tile_starts, self.filled(self._tile, self._tile_starts))
+        shift = self._of_group(self.binary("subtract", starts, self._row_starts), group)
+        place = self.clamped(self.binary("add", shift, self.iota((self._rows,), 0)), self._tiles * self._tile - 1)
         rows = self._take_rows(flat, 0, place)
-        inside = self._compare(group, self._filled(self._groups, group), "LT")
+        inside = self.compare(group, self.filled(self._groups, group), "LT")
         inside = writer.spread(inside, result.dimensions, [0])
         zeros = writer.spread(writer.constant(result.element_type, 0), result.dimensions, [])
         self._become("select", inside, rows, zeros)
 
     def _write_weights(self) -> None:
-        product, writer = self._product, self._writer
+        product, writer = self._product, self.writer
         lhs, rhs, _ = product.operands
         (other_ragged,) = product.get("rhs_contracting_dims")
         places, inside = self._rows_of_tiles()
@@ -140,7 +158,7 @@ class _Tiles:
             **self._precision(),
         )  # fmt: skip
         dims = (self._tiles, self._groups)
-        of_group = self._compare(writer.spread(self._group_of_tile, dims, [0]), self._iota(dims, 1), "EQ")
+        of_group = self.compare(writer.spread(self._group_of_tile, dims, [0]), self.iota(dims, 1), "EQ")
         total = writer.array(
             "dot", wide, result.dimensions, writer.array("convert", wide, dims, of_group), products,
             lhs_contracting_dims="{0}", rhs_contracting_dims="{0}", operand_precision="{highest,highest}",
@@ -157,22 +175,22 @@ class _Tiles:
     def _rows_of_tiles(self) -> tuple[Instruction, Instruction]:
         """The row of each place in each tile, and whether it is one of the tile's group."""
         dims, group = (self._tiles, self._tile), self._group_of_tile
-        number = self._binary("subtract", self._iota((self._tiles,), 0), self._of_group(self._tile_starts, group))
-        before = self._binary("multiply", number, self._filled(self._tile, number))
-        first = self._binary("add", self._of_group(self._row_starts, group), before)
-        count = self._binary("subtract", self._of_group(self._sizes, group), before)
-        places = self._binary("add", self._writer.spread(first, dims, [0]), self._iota(dims, 1))
-        inside = self._compare(self._iota(dims, 1), self._writer.spread(count, dims, [0]), "LT")
-        return self._clamped(places, self._rows - 1), inside
+        number = self.binary("subtract", self.iota((self._tiles,), 0), self._of_group(self._tile_starts, group))
+        before = self.binary("multiply", number, self.filled(self._tile, number))
+        first = self.binary("add", self._of_group(self._row_starts, group), before)
+        count = self.binary("subtract", self._of_group(self._sizes, group), before)
+        places = self.binary("add", self.writer.spread(first, dims, [0]), self.iota(dims, 1))
+        inside = self.compare(self.iota(dims, 1), self.writer.spread(count, dims, [0]), "LT")
+        return self.clamped(places, self._rows - 1), inside
 
     def _take_rows(self, array: Instruction, dim: int, places: Instruction) -> Instruction:
         """The rows of a matrix, along `dim`, at some places."""
         leaf, dims = array.shape.leaves[0], places.shape.leaves[0].dimensions
         width = leaf.dimensions[1 - dim]
-        indices = self._writer.array("reshape", "s32", (*dims, 1), places)
+        indices = self.writer.array("reshape", "s32", (*dims, 1), places)
         slices = [width, width]
         slices[dim] = 1
-        return self._writer.array(
+        return self.writer.array(
             "gather", leaf.element_type, (*dims, width), array, indices,
             offset_dims=f"{{{len(dims)}}}", collapsed_slice_dims=f"{{{dim}}}", start_index_map=f"{{{dim}}}",
             index_vector_dim=str(len(dims)), slice_sizes=f"{{{slices[0]},{slices[1]}}}",
@@ -181,9 +199,9 @@ class _Tiles:
     def _take_matrices(self, weights: Instruction) -> Instruction:
         """Each tile's matrix."""
         leaf = weights.shape.leaves[0]
-        indices = self._writer.array("reshape", "s32", (self._tiles, 1), self._group_of_tile)
+        indices = self.writer.array("reshape", "s32", (self._tiles, 1), self._group_of_tile)
         sizes = ",".join(str(size) for size in leaf.dimensions[1:])
-        return self._writer.array(
+        return self.writer.array(
             "gather", leaf.element_type, (self._tiles, *leaf.dimensions[1:]), weights, indices,
             offset_dims="{1,2}", collapsed_slice_dims="{0}", start_index_map="{0}", index_vector_dim="1",
             slice_sizes=f"{{1,{sizes}}}",
@@ -192,57 +210,16 @@ class _Tiles:
     def _count_passed(self, ends: Instruction, count: int) -> Instruction:
         """For each of `count` numbers from 0 on, how many groups end at it or before."""
         dims = (count, self._groups)
-        passed = self._compare(self._writer.spread(ends, dims, [1]), self._iota(dims, 0), "LE")
-        return self._total(self._writer.array("convert", "s32", dims, passed))
+        passed = self.compare(self.writer.spread(ends, dims, [1]), self.iota(dims, 0), "LE")
+        return self.total(self.writer.array("convert", "s32", dims, passed))
 
     def _of_group(self, values: Instruction, group: Instruction) -> Instruction:
         """The value of each one's group; 0 behind the last."""
         dims = (group.shape.leaves[0].dimensions[0], self._groups)
-        own = self._compare(self._writer.spread(group, dims, [0]), self._iota(dims, 1), "EQ")
-        values = self._writer.spread(values, dims, [1])
-        zeros = self._writer.spread(self._writer.constant("s32", 0), dims, [])
-        return self._total(self._writer.array("select", "s32", dims, own, values, zeros))
-
-    def _sum_up_to(self, values: Instruction) -> Instruction:
-        """Of each group and all before it."""
-        dims = (self._groups, self._groups)
-        before = self._compare(self._iota(dims, 1), self._iota(dims, 0), "LE")
-        zeros = self._writer.spread(self._writer.constant("s32", 0), dims, [])
-        spread = self._writer.spread(values, dims, [1])
-        return self._total(self._writer.array("select", "s32", dims, before, spread, zeros))
-
-    # ---- integers ----------------------------------------------------------------
-    def _to_integers(self, sizes: Instruction) -> Instruction:
-        leaf = sizes.shape.leaves[0]
-        return sizes if leaf.element_type == "s32" else self._writer.array("convert", "s32", leaf.dimensions, sizes)
-
-    def _total(self, values: Instruction) -> Instruction:
-        """The sum along the last dimension."""
-        leaf = values.shape.leaves[0]
-        region = self._regions.setdefault("s32", reduction_region("ragged_products.add", "add", "s32"))
-        shape = ArrayShape("s32", leaf.dimensions[:-1])
-        return self._writer.reduce(shape, region, [leaf.rank - 1], values, self._writer.constant("s32", 0))
-
-    def _binary(self, opcode: str, first: Instruction, second: Instruction) -> Instruction:
-        return self._writer.elementwise(opcode, first, second)
-
-    def _filled(self, number: int, like: Instruction) -> Instruction:
-        return self._writer.spread(self._writer.constant("s32", number), like.shape.leaves[0].dimensions, [])
-
-    def _plus(self, value: Instruction, number: int) -> Instruction:
-        return self._binary("add", value, self._filled(number, value))
-
-    def _clamped(self, value: Instruction, largest: int) -> Instruction:
-        """Between 0 and `largest`."""
-        low = self._binary("maximum", value, self._filled(0, value))
-        return self._binary("minimum", low, self._filled(largest, value))
-
-    def _iota(self, dims: Sequence[int], dim: int) -> Instruction:
-        return self._writer.array("iota", "s32", tuple(dims), iota_dimension=str(dim))
-
-    def _compare(self, first: Instruction, second: Instruction, direction: str) -> Instruction:
-        dims = first.shape.leaves[0].dimensions
-        return self._writer.array("compare", "pred", dims, first, second, direction=direction)
+        own = self.compare(self.writer.spread(group, dims, [0]), self.iota(dims, 1), "EQ")
+        values = self.writer.spread(values, dims, [1])
+        zeros = self.writer.spread(self.writer.constant("s32", 0), dims, [])
+        return self.total(self.writer.array("select", "s32", dims, own, values, zeros))
 
     def _precision(self) -> dict[str, str]:
         own = self._product.attributes.get("operand_precision")

@@ -11,8 +11,9 @@ JAX writes the rule given to `jax.experimental.custom_partitioning` into the tex
 - the major one of a dimension: its parts are contiguous;
 - those with a size divisible by the device count: a kernel knows nothing of padding.
 
-A kernel that comes with programs for its parts (`shardwright.kernels.forms`) is split where there is one for the part.
-Its reduction factors count too: the program around it adds the parts' results up (`xla/kernels.py`).
+A kernel that comes with programs for its parts (`shardwright.kernels.forms`) is split where there is one for the part,
+JAX's kernel of ragged products (`shardwright.kernels.ragged`) where whole blocks of it are left. Their reduction
+factors count too: the program around them adds the parts' results up (`xla/kernels.py`).
 """
 
 from __future__ import annotations
@@ -23,6 +24,7 @@ from math import prod
 
 from shardwright.hlo import Instruction
 from shardwright.kernels import KERNEL_TARGET, RULE_ATTRIBUTE, KernelForms, ShardingRule, parse_rule, read_forms
+from shardwright.kernels.ragged import RAGGED_TARGET, read_ragged
 from shardwright.kernels.rules import read_rule, split_dims
 from shardwright.planner.rules.base import Factor, OpRule, factor, no_factors, operand_leaves, rule
 from shardwright.plans.shardings import Mesh
@@ -96,15 +98,25 @@ def _fits(declared: ShardingRule, instruction: Instruction) -> bool:
 
 def _factors(declared: ShardingRule, instruction: Instruction, forms: KernelForms | None) -> Iterable[Factor | None]:
     needed = _results_that_count(instruction)
+    is_summed = forms is not None or instruction.get("custom_call_target") == RAGGED_TARGET
     for name in sorted(declared.sizes):
         operands, results = (split_dims(arrays, name) for arrays in (declared.operands, declared.results))
         if not operands or results is None:
             continue
-        parts = declared.sizes[name] if forms is None else _count_parts(name, declared, instruction, forms)
+        if forms is None:
+            parts = _count_blocks(name, declared, instruction)
+        else:
+            parts = _count_parts(name, declared, instruction, forms)
         if name not in declared.whole and needed <= results.keys():
             yield factor(instruction, name, operands, results, parts=parts, may_pad=False)
-        elif forms is not None and name in declared.reduction and not results:
+        elif is_summed and name in declared.reduction and not results:
             yield factor(instruction, name, operands, {}, "add", parts=parts, may_pad=False)
+
+
+def _count_blocks(name: str, declared: ShardingRule, instruction: Instruction) -> int:
+    """Into how many parts a factor may be cut: one element each, or one block of a kernel that has blocks."""
+    ragged = read_ragged(instruction)
+    return declared.sizes[name] // (1 if ragged is None else ragged.blocks.get(name, 1))
 
 
 def _count_parts(name: str, declared: ShardingRule, instruction: Instruction, forms: KernelForms) -> int:

@@ -8,10 +8,9 @@ from __future__ import annotations
 from collections.abc import Hashable, Iterable, Mapping, Sequence
 from copy import copy
 
-from shardwright.cost import HardwareProfile, platform_of_profile
+from shardwright.cost import HardwareProfile
 from shardwright.cost.peak.liveness import Liveness, liveness
 from shardwright.cost.peak.memory import constants_bytes
-from shardwright.cost.profiles import AttentionKernel
 from shardwright.errors import MicroBatchError
 from shardwright.hlo import Module, elided
 from shardwright.hlo.elided import PRINT_THEM
@@ -58,7 +57,7 @@ from shardwright.planner.rewrites.batch_norm import expand_batch_norms
 from shardwright.planner.rewrites.batched_lookups import batch_lookups
 from shardwright.planner.rewrites.constant_folding import fold_constants
 from shardwright.planner.rewrites.initial_values import neutralize_initial_values
-from shardwright.planner.rewrites.ragged_products import tile_ragged_products
+from shardwright.planner.rewrites.ragged_forms import write_ragged_products
 from shardwright.planner.rewrites.swapped_products import swap_products
 from shardwright.planner.rewrites.top_k import expand_top_k
 from shardwright.planner.rewrites.variable_views import rewrite_for
@@ -100,7 +99,7 @@ class Program:
     rules: strategy rules of its instructions.
     profile: device profile, identifies values too expensive to recompute per consumer; None: no value is.
     clock: may end the reading.
-    kernel: the devices' kernel of attention, where there is no profile.
+    devices: their profile, for their kernels alone, where there is no `profile`.
     blocks: of its mixtures of experts; None: their rows stay with their tokens.
     mixtures: those that may be in blocks, of the program as read.
     """
@@ -111,7 +110,7 @@ class Program:
         options: PlanOptions,
         profile: HardwareProfile | None = None,
         clock: Clock | None = None,
-        kernel: AttentionKernel | None = None,
+        devices: HardwareProfile | None = None,
         blocks: Blocks | None = None,
     ) -> None:
         self.options, self.profile, self.clock = options, profile, clock or Clock()
@@ -136,11 +135,12 @@ class Program:
         if options.rewrites != "none":
             self.mixtures = find_all_mixtures(self._base_module)
         self._base_module = block_mixtures(self._base_module, blocks, profile)
-        if options.rewrites != "none" and not (profile is not None and platform_of_profile(profile.name) == "tpu"):
-            self._base_module = tile_ragged_products(self._base_module, profile)
+        if options.rewrites != "none":
+            self._base_module = write_ragged_products(self._base_module, profile or devices)
         self._base_module = with_no_rows_over(self._base_module)
         self._own_attention = note_calls(self._base_module)
-        limits = kernel_limits(options.fused_attention, kernel if profile is None else profile.attention)
+        kernels = profile or devices
+        limits = kernel_limits(options.fused_attention, None if kernels is None else kernels.attention)
         if limits is not None and options.rewrites != "none":
             fused = fuse_attention(self._base_module, limits)
             self._base_module = fused.module

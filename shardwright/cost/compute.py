@@ -22,9 +22,12 @@ from shardwright.cost.host import host_compute_time_s, transfer_time_s
 from shardwright.cost.kernels import kernel_price, kernel_time_s
 from shardwright.cost.opcodes import IDENTITIES, LOOPS, MARKER_TARGETS
 from shardwright.cost.profiles import HardwareProfile
+from shardwright.cost.ragged import kernel_time_s as ragged_kernel_time_s
+from shardwright.cost.ragged import ragged_flops, ragged_time_s
 from shardwright.hlo import ArrayShape, Instruction
 from shardwright.hlo.opcodes import COLLECTIVES
 from shardwright.hlo.shapes import ELEMENT_BITS
+from shardwright.kernels.ragged import read_ragged
 from shardwright.placements import computes_on_host, read_placement
 
 ShardShapes = Sequence[tuple[int, ...]]
@@ -75,6 +78,8 @@ def flops(instruction: Instruction, operand_shapes: ShardShapes, result_shapes: 
         return convolution_flops(instruction, operand_shapes, result_shapes)
     if opcode == "custom-call" and (call := read_call(instruction)) is not None:
         return attention_flops(call, operand_shapes)
+    if opcode == "custom-call" and (ragged := read_ragged(instruction)) is not None:
+        return ragged.flops(operand_shapes, result_shapes[0])
     if opcode == "custom-call" and (price := kernel_price(instruction, operand_shapes)) is not None:
         return price.flops
     if opcode in _WORK:
@@ -165,11 +170,16 @@ def compute_time_s(
     memory_s = size_bytes / profile.memory_bandwidth_bytes_per_s
     if instruction.opcode == "custom-call" and (call := read_call(instruction)) is not None:
         return attention_time_s(call, operand_shapes, memory_s, profile)
+    if instruction.opcode == "custom-call" and (ragged := read_ragged(instruction)) is not None:
+        kind = instruction.operands[0].shape.leaves[0].element_type
+        return ragged_kernel_time_s(ragged, kind, operand_shapes, result_shapes, memory_s, profile)
     if instruction.opcode == "custom-call" and (price := kernel_price(instruction, operand_shapes)) is not None:
         return kernel_time_s(instruction, price, size_bytes, profile)
+    if instruction.opcode == "ragged-dot":
+        return ragged_time_s(instruction, operand_shapes, result_shapes, memory_s, profile)
     if instruction.opcode in _KERNEL_OPCODES:
         rate = profile.vector_flops_per_s
-        if instruction.opcode in ("dot", "convolution", "ragged-dot"):
+        if instruction.opcode in ("dot", "convolution"):
             rate = profile.matmul_flops_per_s(instruction.operands[0].shape.leaves[0].element_type)
         masked_s = 0.0
         if traffic is not None and instruction.opcode == "dot":
@@ -251,6 +261,7 @@ _WORK: dict[str, Callable[[Instruction, ShardShapes, ShardShapes], float]] = {
     "cholesky": _cholesky_flops,
     "triangular-solve": _solve_flops,
     "scatter": _scatter_flops,
+    "ragged-dot": ragged_flops,
 }
 
 #: Instructions that move elements and compute nothing.

@@ -113,6 +113,24 @@ class Host:
     flops_per_s: float
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RaggedProducts:
+    """How a device multiplies rows in groups (`cost.ragged`).
+
+    masks_rows / masks_weights: whether its compiler multiplies all rows by every group's matrix, in products and in
+        gradients of matrices. stores_masked: whether it stores the rows once per group for that.
+    masked_efficiency: part of the peak that such products attain.
+    kernel_efficiency: part of the peak that JAX's kernel attains, on `multiprocessors`; 0 without one.
+    """
+
+    masks_rows: bool
+    masks_weights: bool
+    stores_masked: bool
+    masked_efficiency: float
+    kernel_efficiency: float
+    multiprocessors: int
+
+
 @dataclass(frozen=True, kw_only=True)
 class HardwareProfile:
     """One kind of device and the links between devices.
@@ -138,6 +156,7 @@ class HardwareProfile:
     compiler: its XLA's treatment of buffers.
     attention: its kernel of fused attention; None without one.
     host: its host; None where a profile says nothing of one.
+    ragged: how it makes ragged products; None: its compiler has none, and they are written out.
     compute_capability, cudnn_version: of CUDA devices, `9.0` and `9.11`; empty elsewhere.
     sources: source of each number, by its path in the data file.
     """
@@ -163,6 +182,7 @@ class HardwareProfile:
     compiler: Compiler
     attention: AttentionKernel | None
     host: Host | None
+    ragged: RaggedProducts | None
     compute_capability: str
     cudnn_version: str
     sources: Mapping[str, str]
@@ -331,6 +351,7 @@ def _slowest(name: str, kinds: Sequence[HardwareProfile]) -> HardwareProfile:
         ),
         attention=_common_kernel(kinds),
         host=_slowest_host(kinds),
+        ragged=_common_ragged(kinds),
         compute_capability=_lowest_version(profile.compute_capability for profile in kinds),
         cudnn_version=_lowest_version(profile.cudnn_version for profile in kinds),
         sources={f"{profile.name}.{key}": text for profile in kinds for key, text in profile.sources.items()},
@@ -359,6 +380,21 @@ def _common_kernel(kinds: Sequence[HardwareProfile]) -> AttentionKernel | None:
         slowest,
         max_width=min(kernel.max_width for kernel in kernels),
         widths_may_differ=all(kernel.widths_may_differ for kernel in kernels),
+    )
+
+
+def _common_ragged(kinds: Sequence[HardwareProfile]) -> RaggedProducts | None:
+    """What all kinds do with ragged products, at the slowest one's rates; None where one has none."""
+    own = [profile.ragged for profile in kinds if profile.ragged is not None]
+    if len(own) < len(kinds):
+        return None
+    return RaggedProducts(
+        masks_rows=any(each.masks_rows for each in own),
+        masks_weights=any(each.masks_weights for each in own),
+        stores_masked=any(each.stores_masked for each in own),
+        masked_efficiency=min(each.masked_efficiency for each in own),
+        kernel_efficiency=min(each.kernel_efficiency for each in own),
+        multiprocessors=min(each.multiprocessors for each in own),
     )
 
 
@@ -430,6 +466,18 @@ def _profile(name: str, data: dict[str, Any]) -> HardwareProfile:
             raise ValueError("a number of [host] is not above 0")
         return Host(memory_bytes=int(numbers.pop("memory_bytes")), **numbers)
 
+    def ragged() -> RaggedProducts | None:
+        if "ragged" not in data:
+            return None
+        return RaggedProducts(
+            masks_rows=bool(value("ragged", "masks_rows")),
+            masks_weights=bool(value("ragged", "masks_weights")),
+            stores_masked=bool(value("ragged", "stores_masked")),
+            masked_efficiency=part("ragged", "masked_efficiency"),
+            kernel_efficiency=part("ragged", "kernel_efficiency"),
+            multiprocessors=int(number("ragged", "multiprocessors")),
+        )
+
     return HardwareProfile(
         name=name,
         description=data["description"],
@@ -452,6 +500,7 @@ def _profile(name: str, data: dict[str, Any]) -> HardwareProfile:
         compiler=compiler(),
         attention=attention(),
         host=host(),
+        ragged=ragged(),
         compute_capability=version("compute_capability"),
         cudnn_version=version("cudnn_version"),
         sources=sources,

@@ -208,9 +208,13 @@ def find_compiler(name: str, device_count: int, folder: str | None = None) -> Co
 
 
 def gpu_environment(folder: str) -> dict[str, str]:
-    """Variables of a process that compiles for GPUs. folder: of `GPU_PACKAGES`."""
+    """Variables of a process that compiles for GPUs. folder: of `GPU_PACKAGES`.
+
+    Compiled kernels of Mosaic call a library for their launches, which JAX names where its plugin is installed.
+    """
     return {
         "JAX_PLATFORMS": "cpu",
+        "MOSAIC_GPU_RUNTIME_LIB_PATH": f"{folder}/jax_cuda12_plugin/libmosaic_gpu_runtime.so",
         "PATH": f"{folder}/nvidia/cuda_nvcc/bin:{os.environ['PATH']}",
         "XLA_FLAGS": f"--xla_gpu_cuda_data_dir={folder}/nvidia/cuda_nvcc "
         "--xla_gpu_autotune_level=0 --xla_gpu_enable_triton_gemm=false",

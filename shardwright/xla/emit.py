@@ -46,6 +46,7 @@ from shardwright.xla.late_fetches import delay_fetches
 from shardwright.xla.manual_computation import compute_manually, is_manual
 from shardwright.xla.operations import CALLS, operations_within
 from shardwright.xla.partial_sums import steps_of_reduction, steps_to
+from shardwright.xla.ragged_kernel import multiprocessors_of_devices
 from shardwright.xla.ragged_products import spell_ragged_products
 from shardwright.xla.regions import write_regions
 from shardwright.xla.row_major import pin_row_major
@@ -74,7 +75,11 @@ def emit_stablehlo(hlo_text: str, plan: Plan, *, with_stand_ins: bool = False, p
     with private.mlir_context():
         module = private.parse_module(converted)
         has_host_memory = (platform or platform_of_profile(plan.hardware)) != "cpu"
-        _Emitter(module, plan, kernel_of_devices(plan.hardware, platform), has_host_memory).run()
+        kernel, multiprocessors = (
+            kernel_of_devices(plan.hardware, platform),
+            multiprocessors_of_devices(plan.hardware, platform),
+        )
+        _Emitter(module, plan, kernel, has_host_memory, multiprocessors).run()
         private.verify(module)
         # With locations: collectives of the compiled program then carry instruction names.
         return str(module.operation.get_asm(enable_debug_info=True))
@@ -108,11 +113,13 @@ class _Value:
 class _Emitter:
     """Walks `main` and its callees once, then inserts."""
 
-    def __init__(self, module: Any, plan: Plan, kernel: AttentionKernel | None, has_host_memory: bool) -> None:
+    def __init__(
+        self, module: Any, plan: Plan, kernel: AttentionKernel | None, has_host_memory: bool, multiprocessors: int
+    ) -> None:
         self.has_host_memory = has_host_memory
         self.module = module
         self.plan = plan
-        self.kernel = kernel
+        self.kernel, self.multiprocessors = kernel, multiprocessors
         self.ir = private.ir()
         self.sdy = private.dialect("sdy")
         self.entries: dict[str, InstructionPlan] = {entry.name: entry for entry in plan.instructions}
@@ -152,7 +159,7 @@ class _Emitter:
             write_regions(self.module, self.plan.mesh, self.plan.manual_axes, self.entries, self.attribute)
         for operation, entry in self.in_parts:
             compute_manually(operation, entry, self.plan.mesh, self.attribute)
-        writer = KernelWriter(self.module, self.plan.mesh, self.attribute)
+        writer = KernelWriter(self.module, self.plan.mesh, self.attribute, self.multiprocessors)
         for operation, planned in self.kernels:
             writer.compute(operation, planned)
         compute_attention(self.attention, self.plan.mesh, self.attribute, self.kernel)

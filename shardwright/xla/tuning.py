@@ -45,3 +45,13 @@ OFFSET_LIMIT = 200
 #: Seconds that a process which has ended waits for the others to end, which may train or save for hours yet: ten days.
 #: After jaxlib's five minutes both would be killed.
 SHUTDOWN_PATIENCE_S = 864_000
+
+# ---- `ragged_kernel` -----------------------------------------------
+#: Loads of JAX's kernel of ragged products that are under way at once, as measured on an H200 (docs/hardware.md), and
+#: blocks of a result's columns that are computed side by side, of which the first that divides them counts: rows are
+#: then read once for all of them, while the matrix stays in the cache.
+RAGGED_STEPS = 4
+RAGGED_COLUMNS = (8, 4, 2, 1)
+
+#: Parts of ragged products whose programs are kept: each takes half a second to lower.
+RAGGED_PARTS = 64

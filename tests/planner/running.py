@@ -13,7 +13,7 @@ from shardwright.xla import emit_stablehlo
 def xla_outputs(planned: Plan, *arguments: np.ndarray) -> list[np.ndarray]:
     """The outputs of the emitted program, run on eight devices; arguments must divide evenly."""
     loaded = xla.load_program(
-        emit_stablehlo(planned.require_hlo(), planned).encode(), is_serialized=False, mesh=planned.mesh,
+        emit_stablehlo(planned.require_hlo(), planned, platform="cpu").encode(), is_serialized=False, mesh=planned.mesh,
         arguments=[xla.BoundaryArray.of(variable) for variable in planned.parameters],
         outputs=[xla.BoundaryArray.of(variable) for variable in planned.outputs], donated=[],
     )  # fmt: skip

@@ -22,6 +22,7 @@ from shardwright.cost.peak.schedule import ScheduleStep, possible_orders
 from shardwright.cost.peak.stacked_layouts import DimOrder, orders_read, with_copied_stacks
 from shardwright.cost.peak.tile_padding import fill_tiles
 from shardwright.cost.profiles import HardwareProfile, hardware_profile
+from shardwright.cost.ragged import masked_bytes
 from shardwright.hlo import Computation, Module
 from shardwright.hlo.shapes import ELEMENT_BITS
 from shardwright.placements import says_of_memory
@@ -257,9 +258,9 @@ class _MemoryEstimate:
                 duration = max(duration, takes)
             if workspace and any(program.opcodes[node] in PRODUCTS for node in step):
                 intervals.append(Interval(workspace, begins[-1], begins[-1]))
-            scores = max((self._scores_bytes(program, node) for node in step), default=0)
-            if scores and has_kernels:
-                intervals.append(Interval(scores, begins[-1], begins[-1] + duration - 1))
+            held = max((self._held_bytes(program, node) for node in step), default=0)
+            if held and has_kernels:
+                intervals.append(Interval(held, begins[-1], begins[-1] + duration - 1))
             begins.append(begins[-1] + duration)
 
         def to_intervals(pieces: Iterable[tuple[int, int, int]]) -> list[Interval]:
@@ -270,8 +271,11 @@ class _MemoryEstimate:
         self._parts[computation, is_loop] = program, buffers, begins
         return intervals, begins[-1]
 
-    def _scores_bytes(self, program: DeviceProgram, node: int) -> int:
-        """Bytes of the scores that a node holds while it runs: of attention that is written out."""
+    def _held_bytes(self, program: DeviceProgram, node: int) -> int:
+        """Bytes that a node holds while it runs: the scores of attention that is written out, rows once per group."""
+        if program.opcodes[node] == "ragged-dot":
+            sizes = [program.sizes_bytes[operand][0] for operand in program.operands[node]]
+            return masked_bytes(program.instructions[node], sizes, self._profile)
         if program.opcodes[node] != "custom-call":
             return 0
         call = read_call(program.instructions[node])

@@ -52,13 +52,14 @@ def test_numbers_are_jax_s(case: str, flops_per_byte: float, monkeypatch: pytest
     x, w = (random.standard_normal(shape.shape).astype(np.float32) for shape in _shapes(rows, len(sizes))[:2])
     arguments = [x, w, np.asarray(sizes, np.int32)]
     for one, other in zip(jax.tree.leaves(jax.jit(_step)(*arguments)), run(module, arguments), strict=True):
-        np.testing.assert_allclose(one, other, rtol=0, atol=1e-6 * float(np.abs(one).max() + 1e-9))
+        np.testing.assert_allclose(one, other, rtol=0, atol=1e-5 * float(np.abs(one).max() + 1e-9))
 
 
 def test_programs_for_gpus_hold_what_their_compilers_take() -> None:
-    """XLA:GPU masks all rows by every group, XLA:CPU has no ragged product: neither is left. TPUs have one."""
+    """XLA:GPU masks all rows by every group, XLA:CPU has no ragged product: neither is left. TPUs have one, but for
+    gradients of matrices."""
     shapes = _shapes(4096, 4, "bfloat16")
-    for platform, hardware, count in (("cuda", "h100", 0), ("tpu", "tpu-v5e", 3)):
+    for platform, hardware, count in (("cuda", "h100", 0), ("tpu", "tpu-v5e", 2)):
         text = shardwright.lower(_step, *shapes, platform=platform).as_text()
         cluster = Cluster(name="c", platform=platform, hardware=hardware, nodes=Cluster.local(8).nodes)
         emitted = shardwright.plan(text, cluster, effort="fast", cache=False).emit()
