@@ -96,7 +96,12 @@ def to_named_shardings(plan: Plan, devices: Sequence[Any] | None = None) -> Plan
     import jax
 
     mesh = jax_mesh(plan.mesh, devices)
-    return _in_trees(plan, lambda sharding, rank: jax.sharding.NamedSharding(mesh, to_partition_spec(sharding, rank)))
+
+    def sharding_of(variable: VariablePlan, rank: int) -> jax.sharding.NamedSharding:
+        kind = HOST if variable.is_on_host else None
+        return jax.sharding.NamedSharding(mesh, to_partition_spec(variable.stored_sharding, rank), memory_kind=kind)
+
+    return _in_trees(plan, sharding_of)
 
 
 def to_partition_specs(plan: Plan) -> PlanShardings:
@@ -104,7 +109,7 @@ def to_partition_specs(plan: Plan) -> PlanShardings:
 
     Raises PlanError where an argument is passed by keyword alone, which `jax.jit` has no shardings for.
     """
-    return _in_trees(plan, to_partition_spec)
+    return _in_trees(plan, lambda variable, rank: to_partition_spec(variable.stored_sharding, rank))
 
 
 def with_call(plan: Plan, arguments: Any, results: Any) -> Plan:
@@ -146,17 +151,17 @@ def _leaves(what: str, tree: Any, variables: Sequence[VariablePlan]) -> tuple[tu
     return tuple((number, np.ndim(leaf)) for number, leaf in enumerate(leaves))
 
 
-def _in_trees(plan: Plan, leaf_of: Callable[[TensorSharding, int], Any]) -> PlanShardings:
+def _in_trees(plan: Plan, leaf_of: Callable[[VariablePlan, int], Any]) -> PlanShardings:
     call = plan.call
     if call is None:
         return PlanShardings(
-            tuple(leaf_of(variable.stored_sharding, len(variable.shape)) for variable in plan.parameters),
-            tuple(leaf_of(variable.stored_sharding, len(variable.shape)) for variable in plan.outputs),
+            tuple(leaf_of(variable, len(variable.shape)) for variable in plan.parameters),
+            tuple(leaf_of(variable, len(variable.shape)) for variable in plan.outputs),
         )
     import jax
 
     def fill(tree: Any, leaves: Sequence[tuple[int, int]], variables: Sequence[VariablePlan]) -> Any:
-        found = [leaf_of(variables[number].stored_sharding, rank) for number, rank in leaves]
+        found = [leaf_of(variables[number], rank) for number, rank in leaves]
         return jax.tree.unflatten(tree, found)
 
     positional, by_keyword = fill(call.arguments, call.argument_leaves, plan.parameters)

@@ -67,3 +67,9 @@ def test_the_users_split_on_the_host_is_kept() -> None:
     text = sw.lower(_there_and_back, _type(_on("pinned_host", "d")), platform="cuda").hlo_text
     planned = sw.plan(text, _CLUSTER, cache=False, effort="fast")
     assert [str(each.sharding) for each in (*planned.parameters, *planned.outputs)] == ["[d, -]", "[d, -]"]
+
+
+def test_shardings_of_a_plan_name_the_memory() -> None:
+    text = sw.lower(_there_and_back, _type(_on("pinned_host", "d")), platform="cuda").hlo_text
+    shardings = sw.plan(text, _CLUSTER, cache=False, effort="fast").shardings()
+    assert [each.memory_kind for each in (*shardings[0], *shardings[1])] == ["pinned_host", "pinned_host"]
