@@ -19,6 +19,9 @@ OTHERWISE_NAMED = {"client.tuning"}
 
 #: Numbers that may stand elsewhere, and why: they say what something means or what others do, and are not chosen.
 MEANINGS = {
+    "sizes of blocks that a kernel of JAX's is asked for, which say what it can be split into": (
+        "kernels.ragged.DEPTH", "kernels.ragged.SIDE",
+    ),
     "how much a message, an error, a report or a drawing shows": (
         "*._EXCERPT", "*._LISTED", "*._MAX_LINES", "*._MAX_LISTED", "*._MAX_MESSAGE", "*._MAX_NAMED",
         "*._MAX_OBJECTION", "*._MAX_REPORTED", "*._NAMED", "*._NAMES_SHOWN", "*._SHOWN", "*._SHOWN_FRAMES", "report.*",
