@@ -165,7 +165,7 @@ def choice_key(choice: PlanChoice) -> str:
     pins = [sorted(settled.items()) for settled in by_number]
     mesh = list((options.mesh or {}).items())
     limits = (options.bucket_bytes, options.memory_budget, options.memory_fraction, options.deadline_s)
-    rewriting = (options.rewrites, options.remat, options.fused_attention, options.expert_capacity)
+    rewriting = (options.rewrites, options.remat, options.fused_attention, options.expert_capacity, options.offload)
     ways = (options.effort, *rewriting, options.mode, options.simple, options.constraints)
     batches = (options.micro_batches, options.micro_batch_inexact)
     pipeline = (options.stages, options.schedule, options.imbalance, *batches)

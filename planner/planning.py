@@ -99,6 +99,13 @@ class _PlanRequest:
     def plan(self) -> Plan | PipelinePlan:
         """One program on all devices or a pipeline: see `plan_step`."""
         if self.options.stages is not None and self.options.stages > 1:
+            if self.options.offload == "optimizer":
+                raise OptionError(
+                    f"stages={self.options.stages} and offload='optimizer': the stages of a pipeline keep their state "
+                    "on their devices",
+                    where="offload",
+                    remedy="leave one of them out",
+                )
             if self._is_of_one_program:
                 what = "has manual regions (shard_map)" if has_regions(self.source.text) else "uses the host's memory"
                 raise OptionError(
@@ -249,6 +256,7 @@ def _require_host_memory(plan: Plan, cluster: Cluster) -> Plan:
 def _may_pipeline(cluster: Cluster, options: PlanOptions) -> bool:
     """Whether stages are left to the planner, and no other option asks for one program."""
     is_free = options.stages is None and options.mesh is None and options.force is None and options.mode == "search"
+    is_free = is_free and options.offload != "optimizer"
     return is_free and cluster.device_count > 1 and not (options.argument_axes or options.output_axes)
 
 

@@ -168,6 +168,7 @@ class _Request:
             rewrites="auto" if plan.original_sha256 else "none",
             fused_attention=_fused_attention(plan, [carried.module] if carried.module else [], self.profile),
             bucket_bytes=_bucket_bytes(plan, self.profile),
+            offload="optimizer" if plan.is_offloaded else "none",
         )
         try:
             new_plan = self._plan(options, carried)

@@ -103,6 +103,11 @@ EXACT_RANK = 3
 TYPED_FRACTION = 0.5
 MIN_TYPED_VALUES = 8
 
+# ---- `offload` -----------------------------------------------------
+#: Least bytes of an array of the optimizer that may go to the host. Smaller: biases and norms, a thousandth of a model's
+#: state, cost two transfers a step each, some microseconds whatever they move; larger: small models keep all of theirs.
+MIN_OFFLOADED_BYTES = 1 << 20
+
 # ---- `graph` -------------------------------------------------------
 #: Instructions of a program above which calls stay calls: nested ones can double the program at each level.
 MAX_INLINED_INSTRUCTIONS = 500_000

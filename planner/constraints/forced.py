@@ -153,7 +153,7 @@ def force_strategy(
     state = state_arguments(flow, options) - batch.keys()
     asked_by = f"force={options.force!r}"
     splits = not strategy.batch_axes or splits_batch(flow, names, options, strategy.batch_axes, mesh, batch, asked_by)
-    read = _state_in_compute(flow, state) if strategy.optimizer_axes else frozenset()
+    read = state_in_compute(flow, state) if strategy.optimizer_axes else frozenset()
     experts = _experts(flow, state, batch) if strategy.expert_axes else {}
     requirements: Requirements = {}
     for number, node in enumerate(flow.parameters):
@@ -234,7 +234,7 @@ def state_arguments(flow: Dataflow, options: PlanOptions) -> frozenset[int]:
     return frozenset(state)
 
 
-def _state_in_compute(flow: Dataflow, state: frozenset[int]) -> frozenset[int]:
+def state_in_compute(flow: Dataflow, state: frozenset[int]) -> frozenset[int]:
     """Flat numbers of the state behind a non-state output, such as the loss."""
     types = Counter(_type(flow.nodes[flow.parameters[number]].shapes[0]) for number in state)
     todo = []

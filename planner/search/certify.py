@@ -17,6 +17,7 @@ from shardwright.planner.clock import OutOfTimeError
 from shardwright.planner.constraints.forced import origin
 from shardwright.planner.constraints.mesh_unification import scaling_notes
 from shardwright.planner.graph.dataflow import Dataflow
+from shardwright.planner.offload import note_offload
 from shardwright.planner.parallel import ForkedFuture
 from shardwright.planner.plans.assemble import segment_plans
 from shardwright.planner.plans.attention_savings import price_savings
@@ -188,6 +189,7 @@ def _bound_scope(search: MeshSearch, chain: Chain) -> str:
     """Scope of the bound: by this cost model, no plan within it is cheaper."""
     forced_by = f" that {origin(search.options).removeprefix('forced: ')} leaves" if search.options.force else ""
     again = f"these {len(search.recomputation.instructions)} values computed again, " if search.recomputation else ""
+    again += "optimizer state on the host, " if search.chose_offload else ""
     again += f"{search.program.micro_batches} micro-batches, " if search.program.micro_batches > 1 else ""
     return (
         f"on mesh {chain.graph.prices.mesh}, {again}one factor or none per axis and instruction{forced_by}, "
@@ -228,6 +230,7 @@ def assemble_plan(search: MeshSearch, winner: CandidatePlan, candidates: tuple[C
         kernels=note_kernels(decisions, search.profile, step_s=winner.cost.step_s, peak_bytes=winner.memory.peak_bytes),
         mixtures=note_mixtures(program.mixture_parts, decisions, collectives, program.micro_batches),
         notes=(
+            *note_offload(program.on_host, winner.parameters, winner.mesh, search.options.offload == "optimizer"),
             *winner.notes,
             *scaling_notes(program.pins, winner.mesh),
             *_note_replication(winner.instructions),

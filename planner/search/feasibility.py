@@ -1,7 +1,8 @@
 """Feasibility of the state alone: a memory bound no sharding avoids, checked before any search.
 
 Every element of the state (parameters and optimizer state) resides on at least one device, between steps too. Hence
-some device holds at least the mean, in one program over all devices and in a pipeline alike.
+some device holds at least the mean, in one program over all devices and in a pipeline alike. What may go to the host
+does not count.
 """
 
 from __future__ import annotations
@@ -36,6 +37,8 @@ def check_state_fits(search: Search) -> None:
     """Raises StateTooLargeError, with the need of a minimum-memory plan when there is one."""
     devices, limit, whole = search.cluster.device_count, search.limit_bytes, search.program.state_bytes
     if whole <= devices * limit:
+        return
+    if search.may_offload and whole - search.program.optimizer_state_bytes <= devices * limit:
         return
     message = (
         f"no plan fits {format_bytes(limit)} a device: the state alone takes {format_bytes(whole)}, "

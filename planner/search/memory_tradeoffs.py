@@ -12,6 +12,9 @@ memory: the levels of `recompute`, and 2, 4, 8, … micro-batches (`microbatch`)
    rungs only take longer; lower ones are fitted with a multiplier while they nearly fit.
 4. Other entries are fitted with a multiplier, the most promising first. Each multiplier yields a bound; it soon ends
    hopeless attempts.
+5. Where the result is slower than the unchanged program, or nothing fits, the same is tried with the optimizer's state
+   on the host (`offload`): its transfers are part of every step, the memory that it leaves is free for all else. The
+   faster result is taken. What the fastest such plan leaves free then takes arrays of the optimizer back.
 
 Unpromising entries are left out, and one of them could still be faster: a plan's lower bound covers its own entry only.
 """
@@ -63,19 +66,24 @@ def fit_with_remat(outcome: SearchResult) -> SearchResult:
         RematChoice(rung=NO_REMAT, rungs=0, micro_batches=search.program.micro_batches),
     )
     best = _fit_unrestricted(outcome) if search.restriction is None else _fit_restricted(outcome, search.restriction)
+    if search.may_offload:
+        best = offload_if_faster(outcome, best)
     best.search.polish(best)
     return best
 
 
-def _fit_unrestricted(outcome: SearchResult) -> SearchResult:
-    """`fit_with_remat` of a search without restriction."""
+def _fit_unrestricted(outcome: SearchResult, below_s: float = math.inf) -> SearchResult:
+    """`fit_with_remat` of a search without restriction.
+
+    below_s: plans at or above this step time are useless.
+    """
     search = outcome.search
     options = search.options
     if options.remat != "full":
-        if search.fit_memory(outcome, at_once=True) and not _is_much_faster_without_limit(outcome):
+        if search.fit_memory(outcome, at_once=True, below_s=below_s) and not _is_much_faster_without_limit(outcome):
             return outcome
         if options.remat == "none" and options.micro_batches is not None:
-            search.fit_memory(outcome)
+            search.fit_memory(outcome, below_s=below_s)
             return outcome
     ladder = _remat_levels(outcome) if options.remat != "none" else []
     if options.remat == "full":
@@ -84,7 +92,8 @@ def _fit_unrestricted(outcome: SearchResult) -> SearchResult:
         result = search.search_variant(ladder[-1], search.program.micro_batches) if ladder else outcome
         result.search.fit_memory(result)
         return result
-    return _TradeoffTable(search, ladder, {(search.program.micro_batches, NO_REMAT): outcome}).find_best()
+    table = _TradeoffTable(search, ladder, {(search.program.micro_batches, NO_REMAT): outcome}, below_s)
+    return table.find_best()
 
 
 def _is_much_faster_without_limit(outcome: SearchResult) -> bool:
@@ -169,6 +178,7 @@ class _TradeoffTable:
     search: of the unchanged program.
     levels: rematerialization levels; the rung is the index.
     results: the results so far.
+    below_s: plans at or above this step time are useless.
     best_result: the one with the fastest plan that fits.
     fitted_entries: entries already fitted with a multiplier.
     notes: remarks on entries without a result.
@@ -178,6 +188,7 @@ class _TradeoffTable:
     search: Search
     levels: Sequence[Recomputation]
     results: dict[tuple[int, int], SearchResult]
+    below_s: float = math.inf
     best_result: SearchResult | None = None
     fitted_entries: set[tuple[int, int]] = field(default_factory=set)
     notes: list[str] = field(default_factory=list)
@@ -201,7 +212,7 @@ class _TradeoffTable:
             self._find_fitting(plain)
         else:
             self._find_fastest(plain)
-        best = self.best_result or self._fallback_result()
+        best = self.best_result or (self._fallback_result() if self.below_s == math.inf else self._smallest_refusal())
         best.base_result = self.results[self.search.program.micro_batches, NO_REMAT]
         best.remat_choice = self._choice_of(best)
         best.notes += self.notes
@@ -351,7 +362,7 @@ class _TradeoffTable:
     def _step_limit_s(self, number: int) -> float:
         """Upper limit on the step of a useful plan with this many micro-batches, seconds."""
         if self.best_result is None:
-            return math.inf
+            return self.below_s
         in_more_parts = number > self.best_result.search.program.micro_batches
         return self.best_result.step_s * (1 - (MIN_MICRO_BATCH_GAIN if in_more_parts else MIN_ENTRY_GAIN))
 
@@ -442,6 +453,31 @@ class _TradeoffTable:
         return min(refused, key=attrgetter("min_needed_bytes"))
 
 
+def offload_if_faster(outcome: SearchResult, best: SearchResult) -> SearchResult:
+    """The result, or a faster one with the optimizer's state on the host.
+
+    outcome: of the unchanged program. best: what fits of its variants, or the refusal needing least memory.
+    """
+    search = outcome.search
+    limit_s = best.step_s * (1 - MIN_TABLE_GAIN)
+    is_settled = best.best_plan is not None and (search.is_fast or search.must_stop())
+    if is_settled or limit_s <= outcome.fastest.step_s or not search.program.optimizer_state:
+        return best
+    try:
+        lean = search.with_state_on_host(search.program.optimizer_state).search_meshes()
+    except OutOfTimeError:
+        if best.best_plan is None:
+            raise
+        return best
+    if lean.fastest.step_s >= limit_s:
+        return best
+    lean = _fit_unrestricted(lean, limit_s)
+    if lean.best_plan is None:
+        return min(best, lean, key=attrgetter("min_needed_bytes")) if best.best_plan is None else best
+    lean.other_candidates += _summarize(best)
+    return lean
+
+
 def _min_step_by_mesh(solutions: Sequence[MeshSolution]) -> dict[Mesh, float]:
     """Smallest lower bound of the plans on each mesh or refined from it, seconds."""
     least: dict[Mesh, float] = {}
@@ -468,6 +504,8 @@ def _summarize(outcome: SearchResult) -> Iterator[Candidate]:
     note = f"{again} values computed again" if again else "nothing computed again"
     if search.program.micro_batches > 1:
         note += f", {search.program.micro_batches} micro-batches"
+    if search.chose_offload:
+        note += ", optimizer state on the host"
     if outcome.best_plan is not None:
         yield Candidate(mesh=outcome.best_plan.mesh, step_s=outcome.best_plan.cost.step_s, name=name, note=note)
     elif outcome.memory_error is not None:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Hashable, Iterable, Mapping, Sequence
 from copy import copy
+from dataclasses import replace
 
 from shardwright.cost import HardwareProfile
 from shardwright.cost.peak.liveness import Liveness, liveness
@@ -53,6 +54,7 @@ from shardwright.planner.microbatch import accumulate_step, split_step
 from shardwright.planner.mixtures import Blocks, Mixture, block_mixtures, find_all_mixtures
 from shardwright.planner.mixtures.parts import find_parts
 from shardwright.planner.mixtures.rows_over import with_no_rows_over
+from shardwright.planner.offload import find_optimizer_state, keep_on_host
 from shardwright.planner.rewrites.batch_norm import expand_batch_norms
 from shardwright.planner.rewrites.batched_lookups import batch_lookups
 from shardwright.planner.rewrites.constant_folding import fold_constants
@@ -90,6 +92,7 @@ class Program:
     arguments / outputs: their names.
     batch: batch argument (flat number) → dimension, in a step cut into micro-batches; otherwise None.
     pins: requirements by node.
+    on_host: arguments kept on the host by choice, with the outputs in their place, by flat number.
     twins: rematerialized node → original node.
     attention: what became of its attention.
     mixture_parts: parts of its mixtures of experts.
@@ -146,7 +149,25 @@ class Program:
             self._base_module = fused.module
             self._own_attention += fused.notes
         self.rules = RuleCache()
+        self._optimizer_state: Mapping[int, int] | None = None
+        self.on_host: Mapping[int, int] = self.optimizer_state if options.offload == "optimizer" else {}
         self._rewrite(None, options.micro_batches or 1)
+
+    @property
+    def optimizer_state(self) -> Mapping[int, int]:
+        """Arguments that only the update reads, with their outputs (`offload.find_optimizer_state`)."""
+        if self._optimizer_state is None:
+            there = find_host_values(self._base_module, self._host_arguments).arguments
+            state = find_optimizer_state(build_dataflow(self._base_module))
+            self._optimizer_state = {number: output for number, output in state.items() if number not in there}
+        return self._optimizer_state
+
+    def with_state_on_host(self, state: Mapping[int, int]) -> Program:
+        """The same program with these arguments, and the outputs in their place, on the host."""
+        variant = copy(self)
+        variant.rules, variant.on_host = RuleCache(self.rules), state
+        variant._rewrite(None, self.micro_batches)
+        return variant
 
     def rewrite_variant(self, again: Recomputation | None, micro_batches: int) -> Program:
         """The same program with rematerialization and this many micro-batches. Raises MicroBatchError when it does not
@@ -192,12 +213,16 @@ class Program:
             self.batch = {number: along.dim + 1 for number, along in split.batch.items()}
         named = _arguments_pinned_by_name(self.original, options) | _split_variables(self.own_shardings.arguments)
         named = named.difference(self.batch or ())
-        self.unsplit = module = self._mark_memories(module)
+        module = self._mark_memories(module)
         self.rewritten = rewrite_for(
             module, options, named, self.original, pinned_outputs=_split_variables(self.own_shardings.outputs)
         )
         self.clock.check()
-        self.module = self._mark_memories(self.rewritten.module)
+        split_module = self.rewritten.module
+        self.module = self._mark_memories(keep_on_host(split_module, self.on_host))
+        is_split = split_module is not module
+        self.unsplit = self._mark_memories(keep_on_host(module, self.on_host)) if is_split else self.module
+        self.rewritten = replace(self.rewritten, module=self.module)
         self._text: str | None = None
         self.rules.stack_rows = find_stack_rows(self.module)
         self.rules.inside = find_inside(self.module)
@@ -231,7 +256,7 @@ class Program:
     def _mark_memories(self, module: Module) -> Module:
         """The module with the memory of every value that lies on the host in its shape; no alias goes between
         memories."""
-        on_host = find_host_values(module, self._host_arguments)
+        on_host = find_host_values(module, self._host_arguments.union(self.on_host))
         return mark_host_values(drop_torn_aliases(module, on_host), on_host)
 
     def adopt_shardings(self, shardings: VariableShardings, batch: Mapping[int, int] | None) -> None:
@@ -251,6 +276,12 @@ class Program:
         """Bytes of all arguments kept between steps in the devices' memory, unsharded."""
         shapes = (shape for node in self.state for shape in self.flow.nodes[node].shapes)
         return sum(shape.size_bytes for shape in shapes if not shape.is_on_host)
+
+    @property
+    def optimizer_state_bytes(self) -> int:
+        """Bytes of `optimizer_state`, unsharded."""
+        nodes, parameters = self.flow.nodes, self.flow.parameters
+        return sum(shape.size_bytes for number in self.optimizer_state for shape in nodes[parameters[number]].shapes)
 
     @property
     def gradients(self) -> frozenset[Leaf]:

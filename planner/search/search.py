@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from copy import copy
 from dataclasses import replace
 from functools import partial
@@ -180,7 +180,8 @@ class Search(MeshSearch):
             outcome.search, outcome.best_plan, is_whole = self.incumbent.search or self, self.incumbent.best_plan, False
         if outcome.best_plan is not None:
             outcome.best_plan = choose_simplest(outcome)
-            is_whole = is_whole and not outcome.best_plan.cost.bound_scope  # an expert's plan is no starting point
+            # An expert's plan is no starting point; a record says nothing of state on the host.
+            is_whole = is_whole and not outcome.best_plan.cost.bound_scope and not outcome.search.chose_offload
         final_plan = outcome.search.finish(outcome)
         if is_whole:
             save_record(self, outcome)
@@ -289,6 +290,16 @@ class Search(MeshSearch):
         variant.gap_tolerance, variant.excluded_meshes = MULTIPLIER_GAP, without
         return variant.search_meshes()
 
+    def with_state_on_host(self, state: Mapping[int, int]) -> Search:
+        """The search of the program with these arguments on the host; of its own, but for the incumbent."""
+        self.report("rewrite", f"{len(state)} arrays of the optimizer on the host")
+        variant = copy(self)
+        variant.program = self.program.with_state_on_host(state)
+        variant.flow, variant.recomputation = variant.program.flow, None
+        variant.gap_tolerance, variant.excluded_meshes = MULTIPLIER_GAP, frozenset()
+        variant.restriction, variant.restricted_results, variant.fallback_result = None, [], None
+        return variant
+
     def is_variant(self, again: Recomputation | None, micro_batches: int) -> bool:
         """Whether this search plans the given variant."""
         return (self.recomputation, self.program.micro_batches) == (again, micro_batches)
@@ -333,7 +344,21 @@ class Search(MeshSearch):
     @property
     def is_base_variant(self) -> bool:
         """Whether this is the program's first search, usually the only one."""
-        return self.recomputation is None and self.program.micro_batches == 1 and self.hidden_share == 1.0
+        is_as_written = self.recomputation is None and self.program.micro_batches == 1 and not self.chose_offload
+        return is_as_written and self.hidden_share == 1.0
+
+    @property
+    def chose_offload(self) -> bool:
+        """Whether the search, not the user, put optimizer state on the host."""
+        return self.options.offload == "auto" and bool(self.program.on_host)
+
+    @property
+    def may_offload(self) -> bool:
+        """Whether optimizer state may go to the host, and is not there yet."""
+        options, host = self.options, self.profile.host
+        is_free = options.offload == "auto" and options.rewrites != "none" and self.carried is None
+        has_host = host is not None and math.isfinite(host.to_device_bytes_per_s)
+        return is_free and has_host and not self.program.on_host
 
     def start_bounding(self, mesh: Mesh, rank: int = EXACT_RANK) -> None:
         """Start bounding all plans on a three-axis mesh, the likely mesh of the final plan.

@@ -16,6 +16,7 @@ from shardwright.options.plan_options import (
     FORCED_STRATEGIES,
     FUSED_ATTENTIONS,
     MODES,
+    OFFLOADS,
     REMATS,
     REPLICATED,
     RESTS,
@@ -77,6 +78,7 @@ def add_planning_options(parser: argparse.ArgumentParser) -> None:
         "remat": {"choices": REMATS},
         "fused_attention": {"choices": FUSED_ATTENTIONS},
         "expert_capacity": {"metavar": "SHARE", "type": float},
+        "offload": {"choices": OFFLOADS},
         "constraints": {"choices": CONSTRAINTS},
     }
     for name, kind in kinds.items():

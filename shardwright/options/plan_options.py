@@ -43,6 +43,10 @@ REMATS = ("auto", "none", "full")
 #: included, `off` none but the calls that stand in the program.
 FUSED_ATTENTIONS = ("auto", "off", "on")
 
+#: Where the optimizer's state is kept between its updates: `auto` in the host's memory where nothing faster fits the
+#: devices', `none` in the devices' memory, `optimizer` in the host's.
+OFFLOADS = ("auto", "none", "optimizer")
+
 #: Shardings that a program brings along (constraints, `in_shardings`, `out_shardings`): kept, or left out.
 CONSTRAINTS = ("keep", "ignore")
 
@@ -94,6 +98,7 @@ class PlanOptions:
     remat: str = "auto"
     fused_attention: str = "auto"
     expert_capacity: float | None = None
+    offload: str = "auto"
     mode: str = "search"
     simple: bool = True
     constraints: str = "keep"

@@ -24,6 +24,7 @@ from shardwright.options.plan_options import (
     MAX_MESH_AXES,
     MEASURED,
     MODES,
+    OFFLOADS,
     REMATS,
     REPLICATED,
     RESTS,
@@ -130,6 +131,11 @@ class UserOptions(TypedDict, total=False):
         "experts sends its rows: those over it are left out, counted, and told after the step; default: room for all "
         "rows, none is left out",
     ]
+    offload: Annotated[
+        str | None,
+        'the optimizer\'s state in the host\'s memory, moved to the device for its update and back: "auto" (default) where '
+        'nothing faster fits, "none", or "optimizer" always',
+    ]
     simple: Annotated[
         bool | None,
         "whether a plan of fewer mesh axes, or fewer collectives, is taken before a faster one that gains less than "
@@ -235,7 +241,7 @@ def plan_options(**options: Unpack[UserOptions]) -> PlanOptions:
 
 def check_limits(options: PlanOptions) -> None:
     """Raises OptionError on a meaningless budget, deadline, effort, mode, rewrites, remat, fused_attention,
-    constraints or rest, and on what contradicts a given plan.
+    offload, constraints or rest, and on what contradicts a given plan.
     """
     if options.plan_json:
         _require_only_plan(options)
@@ -243,6 +249,7 @@ def check_limits(options: PlanOptions) -> None:
     _one_of("rewrites", options.rewrites, REWRITES)
     _one_of("remat", options.remat, REMATS)
     _one_of("fused_attention", options.fused_attention, FUSED_ATTENTIONS)
+    _one_of("offload", options.offload, OFFLOADS)
     _one_of("mode", options.mode, MODES)
     _one_of("constraints", options.constraints, CONSTRAINTS)
     _one_of("rest", options.rest, RESTS)

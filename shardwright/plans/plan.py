@@ -41,6 +41,9 @@ TYPED = "the program's types pin"
 #: How the note begins of where the rows of mixtures of experts go.
 MIXTURES = "experts:"
 
+#: … and the one of a plan that keeps optimizer state on the host by the search's choice or the option's.
+OFFLOADED = "optimizer state on the host"
+
 #: What an option of XLA's can be set to.
 OptionValue = bool | int | str
 
@@ -377,11 +380,16 @@ class Plan:
     @property
     def portable(self) -> bool:
         """Whether the user's own `jax.jit` follows the plan under `shardings()`: every variable has the dimensions of
-        the user's program and equal shards, and no computation was changed to save memory.
+        the user's program and equal shards, and neither computation nor place was changed to save memory.
         """
         stored = (*self.parameters, *self.outputs)
         is_as_written = not any(variable.view_of is not None or variable.is_padded for variable in stored)
-        return is_as_written and not self.recomputed and self.micro_batches == 1
+        return is_as_written and not self.recomputed and self.micro_batches == 1 and not self.is_offloaded
+
+    @property
+    def is_offloaded(self) -> bool:
+        """Whether it keeps optimizer state on the host that the user's program keeps on the devices."""
+        return any(note.startswith(OFFLOADED) for note in self.notes)
 
     def require_portable(self) -> None:
         """Raises PlanError unless it is `portable`."""
@@ -391,6 +399,12 @@ class Plan:
                 + ("some values again" if self.recomputed else f"in {self.micro_batches} micro-batches"),
                 where=self.module_name,
                 remedy='plan with remat="none" and micro_batches=1, or compile plan.emit()',
+            )
+        if self.is_offloaded:
+            raise PlanError(
+                "the plan keeps optimizer state on the host, and its program moves it; the function itself does not",
+                where=self.module_name,
+                remedy='plan with offload="none", or compile plan.emit()',
             )
         for variable in (*self.parameters, *self.outputs):
             if variable.is_padded:

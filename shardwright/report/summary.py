@@ -6,7 +6,7 @@ import re
 from collections import Counter
 from collections.abc import Iterable, Sequence
 
-from shardwright.plans.plan import MIXTURES, TYPED, MemorySummary, Plan, VariablePlan, count_combined
+from shardwright.plans.plan import MIXTURES, OFFLOADED, TYPED, MemorySummary, Plan, VariablePlan, count_combined
 from shardwright.report.attention import describe_attention
 from shardwright.report.groups import is_copy
 from shardwright.report.kernels import describe_kernels
@@ -45,6 +45,7 @@ def summary(plan: Plan) -> list[tuple[str, str]]:
         *(("kernels" if not i else "", line) for i, line in enumerate(describe_kernels(unknown))),
         ("mesh", f"{plan.mesh} ({plan.mesh.device_count} devices), {chosen} in {format_seconds(plan.planning_s)}"),
         *_layouts(plan),
+        *(("offload", note) for note in plan.notes if note.startswith(OFFLOADED)),
         ("step", f"{format_seconds(cost.step_s)} predicted = {parts}"),
         ("on the wire", f"{format_bytes(wire)} a device and step, {_runs(plan)}" if plan.collectives else "nothing"),
         ("memory", f"{format_bytes(memory.peak_bytes)} peak a device"),

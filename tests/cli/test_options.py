@@ -40,6 +40,7 @@ def test_limits() -> None:
     assert (cut.micro_batches, cut.micro_batch_inexact) == (4, True)
     assert parse_options("--fused-attention=on").fused_attention == "on"
     assert parse_options("--expert-capacity=1.25").expert_capacity == 1.25
+    assert [parse_options(*way).offload for way in ((), ("--offload=optimizer",))] == ["auto", "optimizer"]
     assert [parse_options(*way).simple for way in ((), ("--simple",), ("--no-simple",))] == [True, True, False]
     assert parse_options("--constraints=ignore").constraints == "ignore"
     piped = parse_options("--stages=4", "--schedule=2f2b")

@@ -169,7 +169,7 @@ class ForcedPin(_message.Message):
     def __init__(self, name_pattern: _Optional[str] = ..., dimension: _Optional[int] = ..., axes: _Optional[str] = ..., replicated: _Optional[bool] = ...) -> None: ...
 
 class PlanProgramRequest(_message.Message):
-    __slots__ = ("session_id", "program_id", "mesh", "forced_strategy", "forced_pins", "argument_layouts", "output_layouts", "argument_names", "output_names", "memory_budget_bytes", "memory_fraction", "deadline_s", "effort", "rewrites", "mode", "first_device", "device_count", "micro_batches", "micro_batch_inexact", "stages", "schedule", "imbalance", "remat", "simple", "fused_attention", "expert_capacity", "constraints", "bucket_bytes", "rest", "local_arguments", "plan_gzip", "first_plan", "in_background")
+    __slots__ = ("session_id", "program_id", "mesh", "forced_strategy", "forced_pins", "argument_layouts", "output_layouts", "argument_names", "output_names", "memory_budget_bytes", "memory_fraction", "deadline_s", "effort", "rewrites", "mode", "first_device", "device_count", "micro_batches", "micro_batch_inexact", "stages", "schedule", "imbalance", "remat", "simple", "fused_attention", "expert_capacity", "offload", "constraints", "bucket_bytes", "rest", "local_arguments", "plan_gzip", "first_plan", "in_background")
     SESSION_ID_FIELD_NUMBER: _ClassVar[int]
     PROGRAM_ID_FIELD_NUMBER: _ClassVar[int]
     MESH_FIELD_NUMBER: _ClassVar[int]
@@ -196,6 +196,7 @@ class PlanProgramRequest(_message.Message):
     SIMPLE_FIELD_NUMBER: _ClassVar[int]
     FUSED_ATTENTION_FIELD_NUMBER: _ClassVar[int]
     EXPERT_CAPACITY_FIELD_NUMBER: _ClassVar[int]
+    OFFLOAD_FIELD_NUMBER: _ClassVar[int]
     CONSTRAINTS_FIELD_NUMBER: _ClassVar[int]
     BUCKET_BYTES_FIELD_NUMBER: _ClassVar[int]
     REST_FIELD_NUMBER: _ClassVar[int]
@@ -229,6 +230,7 @@ class PlanProgramRequest(_message.Message):
     simple: bool
     fused_attention: str
     expert_capacity: float
+    offload: str
     constraints: str
     bucket_bytes: int
     rest: str
@@ -236,7 +238,7 @@ class PlanProgramRequest(_message.Message):
     plan_gzip: bytes
     first_plan: bool
     in_background: bool
-    def __init__(self, session_id: _Optional[str] = ..., program_id: _Optional[str] = ..., mesh: _Optional[_Iterable[_Union[_common_pb2.MeshAxis, _Mapping]]] = ..., forced_strategy: _Optional[str] = ..., forced_pins: _Optional[_Iterable[_Union[ForcedPin, _Mapping]]] = ..., argument_layouts: _Optional[_Iterable[_Union[PinnedLayout, _Mapping]]] = ..., output_layouts: _Optional[_Iterable[_Union[PinnedLayout, _Mapping]]] = ..., argument_names: _Optional[_Iterable[str]] = ..., output_names: _Optional[_Iterable[str]] = ..., memory_budget_bytes: _Optional[int] = ..., memory_fraction: _Optional[float] = ..., deadline_s: _Optional[float] = ..., effort: _Optional[str] = ..., rewrites: _Optional[str] = ..., mode: _Optional[str] = ..., first_device: _Optional[int] = ..., device_count: _Optional[int] = ..., micro_batches: _Optional[int] = ..., micro_batch_inexact: _Optional[bool] = ..., stages: _Optional[int] = ..., schedule: _Optional[str] = ..., imbalance: _Optional[float] = ..., remat: _Optional[str] = ..., simple: _Optional[bool] = ..., fused_attention: _Optional[str] = ..., expert_capacity: _Optional[float] = ..., constraints: _Optional[str] = ..., bucket_bytes: _Optional[int] = ..., rest: _Optional[str] = ..., local_arguments: _Optional[_Iterable[int]] = ..., plan_gzip: _Optional[bytes] = ..., first_plan: _Optional[bool] = ..., in_background: _Optional[bool] = ...) -> None: ...
+    def __init__(self, session_id: _Optional[str] = ..., program_id: _Optional[str] = ..., mesh: _Optional[_Iterable[_Union[_common_pb2.MeshAxis, _Mapping]]] = ..., forced_strategy: _Optional[str] = ..., forced_pins: _Optional[_Iterable[_Union[ForcedPin, _Mapping]]] = ..., argument_layouts: _Optional[_Iterable[_Union[PinnedLayout, _Mapping]]] = ..., output_layouts: _Optional[_Iterable[_Union[PinnedLayout, _Mapping]]] = ..., argument_names: _Optional[_Iterable[str]] = ..., output_names: _Optional[_Iterable[str]] = ..., memory_budget_bytes: _Optional[int] = ..., memory_fraction: _Optional[float] = ..., deadline_s: _Optional[float] = ..., effort: _Optional[str] = ..., rewrites: _Optional[str] = ..., mode: _Optional[str] = ..., first_device: _Optional[int] = ..., device_count: _Optional[int] = ..., micro_batches: _Optional[int] = ..., micro_batch_inexact: _Optional[bool] = ..., stages: _Optional[int] = ..., schedule: _Optional[str] = ..., imbalance: _Optional[float] = ..., remat: _Optional[str] = ..., simple: _Optional[bool] = ..., fused_attention: _Optional[str] = ..., expert_capacity: _Optional[float] = ..., offload: _Optional[str] = ..., constraints: _Optional[str] = ..., bucket_bytes: _Optional[int] = ..., rest: _Optional[str] = ..., local_arguments: _Optional[_Iterable[int]] = ..., plan_gzip: _Optional[bytes] = ..., first_plan: _Optional[bool] = ..., in_background: _Optional[bool] = ...) -> None: ...
 
 class PlanProgress(_message.Message):
     __slots__ = ("phase", "detail", "incumbent_s", "lower_bound_s", "elapsed_s")
