@@ -213,15 +213,13 @@ class Program:
             self.batch = {number: along.dim + 1 for number, along in split.batch.items()}
         named = _arguments_pinned_by_name(self.original, options) | _split_variables(self.own_shardings.arguments)
         named = named.difference(self.batch or ())
-        module = self._mark_memories(module)
+        module = self._mark_memories(module, self._host_arguments)
         self.rewritten = rewrite_for(
             module, options, named, self.original, pinned_outputs=_split_variables(self.own_shardings.outputs)
         )
         self.clock.check()
-        split_module = self.rewritten.module
-        self.module = self._mark_memories(keep_on_host(split_module, self.on_host))
-        is_split = split_module is not module
-        self.unsplit = self._mark_memories(keep_on_host(module, self.on_host)) if is_split else self.module
+        self.module = self._keep_on_host(self.rewritten.module)
+        self.unsplit = self.module if self.rewritten.module is module else self._keep_on_host(module)
         self.rewritten = replace(self.rewritten, module=self.module)
         self._text: str | None = None
         self.rules.stack_rows = find_stack_rows(self.module)
@@ -253,11 +251,15 @@ class Program:
         self._batch_dims: Mapping[int, int] | None = None
         self._ties: dict[tuple[bool, ...], TiedDims] = {}
 
-    def _mark_memories(self, module: Module) -> Module:
+    def _mark_memories(self, module: Module, arguments: frozenset[int]) -> Module:
         """The module with the memory of every value that lies on the host in its shape; no alias goes between
         memories."""
-        on_host = find_host_values(module, self._host_arguments.union(self.on_host))
+        on_host = find_host_values(module, arguments)
         return mark_host_values(drop_torn_aliases(module, on_host), on_host)
+
+    def _keep_on_host(self, module: Module) -> Module:
+        """The module with the arguments of `on_host` there, and the memory of every value in its shape."""
+        return self._mark_memories(keep_on_host(module, self.on_host), self._host_arguments.union(self.on_host))
 
     def adopt_shardings(self, shardings: VariableShardings, batch: Mapping[int, int] | None) -> None:
         """Adopt another program's shardings of the same arguments and outputs; batch: see the class."""
