@@ -12,9 +12,9 @@ memory: the levels of `recompute`, and 2, 4, 8, … micro-batches (`microbatch`)
    rungs only take longer; lower ones are fitted with a multiplier while they nearly fit.
 4. Other entries are fitted with a multiplier, the most promising first. Each multiplier yields a bound; it soon ends
    hopeless attempts.
-5. Where the result is slower than the unchanged program, or nothing fits, the same is tried with the optimizer's state
-   on the host (`offload`): its transfers are part of every step, the memory that it leaves is free for all else. The
-   faster result is taken. What the fastest such plan leaves free then takes arrays of the optimizer back.
+5. With the optimizer's state on the host (`offload`) the program needs less memory, and its transfers are part of every
+   step. Its fastest plan, where that fits, is an incumbent of all entries above; where nothing fits, or it promises
+   more, it has a table of its own.
 
 Unpromising entries are left out, and one of them could still be faster: a plan's lower bound covers its own entry only.
 """
@@ -65,9 +65,14 @@ def fit_with_remat(outcome: SearchResult) -> SearchResult:
         outcome,
         RematChoice(rung=NO_REMAT, rungs=0, micro_batches=search.program.micro_batches),
     )
-    best = _fit_unrestricted(outcome) if search.restriction is None else _fit_restricted(outcome, search.restriction)
+    offloaded = _fit_offloaded_at_once(outcome)
+    below_s = offloaded.step_s if offloaded is not None else math.inf
+    if search.restriction is None:
+        best = _fit_unrestricted(outcome, below_s)
+    else:
+        best = _fit_restricted(outcome, search.restriction)
     if search.may_offload:
-        best = offload_if_faster(outcome, best)
+        best = _choose_with_offload(outcome, best, offloaded)
     best.search.polish(best)
     return best
 
@@ -453,29 +458,54 @@ class _TradeoffTable:
         return min(refused, key=attrgetter("min_needed_bytes"))
 
 
-def offload_if_faster(outcome: SearchResult, best: SearchResult) -> SearchResult:
-    """The result, or a faster one with the optimizer's state on the host.
-
-    outcome: of the unchanged program. best: what fits of its variants, or the refusal needing least memory.
-    """
+def _fit_offloaded_at_once(outcome: SearchResult) -> SearchResult | None:
+    """The result with the optimizer's state on the host, fitted without a multiplier; None where the unchanged program
+    fits as it is, or its user decided."""
     search = outcome.search
-    limit_s = best.step_s * (1 - MIN_TABLE_GAIN)
-    is_settled = best.best_plan is not None and (search.is_fast or search.must_stop())
-    if is_settled or limit_s <= outcome.fastest.step_s or not search.program.optimizer_state:
-        return best
+    if not search.may_offload or search.options.remat == "full" or search.is_fast:
+        return None
+    if search.fit_memory(outcome, at_once=True) and not _is_much_faster_without_limit(outcome):
+        return None
+    offloaded = _search_offloaded(outcome)
+    if offloaded is not None:
+        offloaded.search.fit_memory(offloaded, at_once=True)
+    return offloaded
+
+
+def _search_offloaded(outcome: SearchResult) -> SearchResult | None:
+    """The result with the optimizer's state on the host, memory aside; None where the program has none."""
+    search = outcome.search
+    if not search.program.optimizer_state:
+        return None
     try:
-        lean = search.with_state_on_host(search.program.optimizer_state).search_meshes()
+        return search.with_state_on_host(search.program.optimizer_state).search_meshes()
     except OutOfTimeError:
-        if best.best_plan is None:
-            raise
+        raise
+    except (PlanError, AnnotationError):
+        return None
+
+
+def _choose_with_offload(outcome: SearchResult, best: SearchResult, offloaded: SearchResult | None) -> SearchResult:
+    """The faster result that fits, without optimizer state on the host or with it; or the refusal needing least memory.
+
+    outcome: of the unchanged program. best: of its variants. offloaded: see `_fit_offloaded_at_once`.
+    """
+    search, limit_s = outcome.search, best.step_s * (1 - MIN_TABLE_GAIN)
+    if best.best_plan is not None and (search.is_fast or search.must_stop() or outcome.fastest.step_s >= limit_s):
         return best
-    if lean.fastest.step_s >= limit_s:
+    if offloaded is None:
+        offloaded = _search_offloaded(outcome)
+    if offloaded is None or offloaded.fastest.step_s >= limit_s:
         return best
-    lean = _fit_unrestricted(lean, limit_s)
-    if lean.best_plan is None:
-        return min(best, lean, key=attrgetter("min_needed_bytes")) if best.best_plan is None else best
-    lean.other_candidates += _summarize(best)
-    return lean
+    if offloaded.best_plan is None:
+        offloaded = _fit_unrestricted(offloaded, limit_s)
+    if offloaded.step_s >= limit_s:
+        is_refused = best.best_plan is None
+        return min(best, offloaded, key=attrgetter("min_needed_bytes")) if is_refused else best
+    offloaded.base_result = offloaded.base_result or offloaded
+    offloaded.remat_choice = offloaded.remat_choice or _remat_choice((), NO_REMAT, outcome.search.program.micro_batches)
+    offloaded.other_candidates += [*_summarize(best), *best.other_candidates]
+    return offloaded
 
 
 def _min_step_by_mesh(solutions: Sequence[MeshSolution]) -> dict[Mesh, float]:

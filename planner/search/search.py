@@ -236,11 +236,20 @@ class Search(MeshSearch):
         if candidate is not None:
             self.offer(candidate)
         else:  # the minimum-memory plan waits until needed, except under a deadline
-            self.fallback_result = find_fallback_plan(self, first) if is_hurried else None
+            self.fallback_result = self._find_fallback_plan(first) if is_hurried else None
             candidate = self.fallback_result.best_plan if self.fallback_result is not None else None
         if candidate is not None:
             self._incumbent_s = candidate.cost.step_s
             self.report("search", str(candidate.mesh))
+
+    def _find_fallback_plan(self, plain: CandidatePlan | None) -> SearchResult | None:
+        """`find_fallback_plan`, with the optimizer's state on the host where nothing fits otherwise."""
+        state = self.program.optimizer_state if self.may_offload else {}
+        result = find_fallback_plan(self, plain, with_multipliers=not state)
+        if not state or (result is not None and result.best_plan is not None):
+            return result
+        offloaded = find_fallback_plan(self.with_state_on_host(state))
+        return offloaded if offloaded is not None and offloaded.best_plan is not None else result
 
     def _find_plan_after_all(self) -> None:
         """Of a search that had none when it was interrupted: an expert's plan takes seconds, and the user waits."""
