@@ -104,7 +104,7 @@ TYPED_FRACTION = 0.5
 MIN_TYPED_VALUES = 8
 
 # ---- `offload` -----------------------------------------------------
-#: Least bytes of an array of the optimizer that may go to the host. Smaller: biases and norms, a thousandth of a model's
+#: Least bytes of an array of the optimizer that may go to the host. Smaller: biases and norms, a thousandth of the
 #: state, cost two transfers a step each, some microseconds whatever they move; larger: small models keep all of theirs.
 MIN_OFFLOADED_BYTES = 1 << 20
 

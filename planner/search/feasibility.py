@@ -38,7 +38,7 @@ def check_state_fits(search: Search) -> None:
     devices, limit, whole = search.cluster.device_count, search.limit_bytes, search.program.state_bytes
     if whole <= devices * limit:
         return
-    if search.may_offload and whole - search.program.optimizer_state_bytes <= devices * limit:
+    if search.offloadable_state and whole - search.program.optimizer_state_bytes <= devices * limit:
         return
     message = (
         f"no plan fits {format_bytes(limit)} a device: the state alone takes {format_bytes(whole)}, "

@@ -475,10 +475,11 @@ def _fit_offloaded_at_once(outcome: SearchResult) -> SearchResult | None:
 def _search_offloaded(outcome: SearchResult) -> SearchResult | None:
     """The result with the optimizer's state on the host, memory aside; None where the program has none."""
     search = outcome.search
-    if not search.program.optimizer_state:
+    state = search.offloadable_state
+    if not state:
         return None
     try:
-        return search.with_state_on_host(search.program.optimizer_state).search_meshes()
+        return search.with_state_on_host(state).search_meshes()
     except OutOfTimeError:
         raise
     except (PlanError, AnnotationError):

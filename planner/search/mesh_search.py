@@ -106,6 +106,11 @@ class MeshSearch:
         return self.options.effort == "fast" and self.options.mode == "search"
 
     @property
+    def chose_offload(self) -> bool:
+        """Whether the search, not the user, put optimizer state on the host."""
+        return self.options.offload == "auto" and bool(self.program.on_host)
+
+    @property
     def refines_to_three_axes(self) -> bool:
         """Whether plans are refined to three axes. Not with axis roles or names, undefined on the parts of an axis.
         Also when three axes are searched outright: in a large program the descent may end at a better plan."""

@@ -9,6 +9,7 @@ from dataclasses import replace
 from functools import partial
 
 from shardwright.clusters.cluster import Cluster
+from shardwright.cost.profiles import host_limit_bytes
 from shardwright.errors import AnnotationError, MemoryBudgetError, PlanError
 from shardwright.hlo import Module
 from shardwright.options.plan_options import PlanOptions
@@ -244,7 +245,7 @@ class Search(MeshSearch):
 
     def _find_fallback_plan(self, plain: CandidatePlan | None) -> SearchResult | None:
         """`find_fallback_plan`, with the optimizer's state on the host where nothing fits otherwise."""
-        state = self.program.optimizer_state if self.may_offload else {}
+        state = self.offloadable_state
         result = find_fallback_plan(self, plain, with_multipliers=not state)
         if not state or (result is not None and result.best_plan is not None):
             return result
@@ -357,17 +358,21 @@ class Search(MeshSearch):
         return is_as_written and self.hidden_share == 1.0
 
     @property
-    def chose_offload(self) -> bool:
-        """Whether the search, not the user, put optimizer state on the host."""
-        return self.options.offload == "auto" and bool(self.program.on_host)
-
-    @property
     def may_offload(self) -> bool:
         """Whether optimizer state may go to the host, and is not there yet."""
         options, host = self.options, self.profile.host
         is_free = options.offload == "auto" and options.rewrites != "none" and self.carried is None
         has_host = host is not None and math.isfinite(host.to_device_bytes_per_s)
         return is_free and has_host and not self.program.on_host
+
+    @property
+    def offloadable_state(self) -> Mapping[int, int]:
+        """Arguments of the optimizer that may go to the host, with their outputs; none where the hosts' memory has no
+        room for all of them."""
+        if not self.may_offload:
+            return {}
+        room = self.cluster.device_count * host_limit_bytes(self.cluster, self.profile)
+        return self.program.optimizer_state if self.program.optimizer_state_bytes <= room else {}
 
     def start_bounding(self, mesh: Mesh, rank: int = EXACT_RANK) -> None:
         """Start bounding all plans on a three-axis mesh, the likely mesh of the final plan.

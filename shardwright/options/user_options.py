@@ -133,8 +133,8 @@ class UserOptions(TypedDict, total=False):
     ]
     offload: Annotated[
         str | None,
-        'the optimizer\'s state in the host\'s memory, moved to the device for its update and back: "auto" (default) where '
-        'nothing faster fits, "none", or "optimizer" always',
+        "the optimizer's state in the host's memory, moved to the device for its update and back: "
+        '"auto" (default) where nothing faster fits, "none", or "optimizer" always',
     ]
     simple: Annotated[
         bool | None,

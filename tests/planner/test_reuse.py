@@ -199,7 +199,8 @@ def test_a_damaged_plan_is_refused() -> None:
 
 OTHER_CHOICES: dict[str, Any] = {
     "mesh": "4", "force": "data", "rest": "replicated", "bucket": "25MB", "effort": "best", "rewrites": "none",
-    "remat": "none", "fused_attention": "off", "offload": "none", "mode": "propagate", "simple": False, "stages": 2, "micro_batches": 2,
+    "remat": "none", "fused_attention": "off", "offload": "none", "mode": "propagate", "simple": False, "stages": 2,
+    "micro_batches": 2, "expert_capacity": 1.25,
     "micro_batch_inexact": True, "schedule": "1f1b", "imbalance": 0.1, "background": True,
 }  # fmt: skip
 
