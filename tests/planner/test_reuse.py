@@ -200,13 +200,13 @@ def test_a_damaged_plan_is_refused() -> None:
 OTHER_CHOICES: dict[str, Any] = {
     "mesh": "4", "force": "data", "rest": "replicated", "bucket": "25MB", "effort": "best", "rewrites": "none",
     "remat": "none", "fused_attention": "off", "offload": "none", "mode": "propagate", "simple": False, "stages": 2,
-    "micro_batches": 2, "expert_capacity": 1.25,
+    "micro_batches": 2,
     "micro_batch_inexact": True, "schedule": "1f1b", "imbalance": 0.1, "background": True,
 }  # fmt: skip
 
 
 def test_every_other_choice_beside_a_plan_is_refused_by_name() -> None:
-    assert OPTION_HELP.keys() == OTHER_CHOICES.keys() | {"plan", "memory_budget", "deadline", "constraints"}
+    assert OPTION_HELP.keys() == OTHER_CHOICES.keys() | {"plan", "memory_budget", "deadline", "constraints", "expert_capacity"}
     for name, value in OTHER_CHOICES.items():
         with pytest.raises(sw.OptionError, match=f"^{name}: .*plan=|^force: .*plan="):
             run_again(lower(), **{name: value})
