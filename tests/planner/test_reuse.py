@@ -206,7 +206,13 @@ OTHER_CHOICES: dict[str, Any] = {
 
 
 def test_every_other_choice_beside_a_plan_is_refused_by_name() -> None:
-    assert OPTION_HELP.keys() == OTHER_CHOICES.keys() | {"plan", "memory_budget", "deadline", "constraints", "expert_capacity"}
+    assert OPTION_HELP.keys() == OTHER_CHOICES.keys() | {
+        "plan",
+        "memory_budget",
+        "deadline",
+        "constraints",
+        "expert_capacity",
+    }
     for name, value in OTHER_CHOICES.items():
         with pytest.raises(sw.OptionError, match=f"^{name}: .*plan=|^force: .*plan="):
             run_again(lower(), **{name: value})
