@@ -39,6 +39,15 @@ def read_cast(compression: Any) -> Cast | None:
     return compression if isinstance(compression, Cast) and compression.type_name else None
 
 
+def require_cast(compression: Any) -> Cast | None:
+    """`read_cast` for exchanges that only cast. Raises OptionValueError for compressors of the user's own."""
+    if is_own_compressor(compression):
+        raise OptionValueError(
+            f"{compression!r} for gradients", where="compression", remedy="Compression.fp16 or bf16, or hvd.allreduce"
+        )
+    return read_cast(compression)
+
+
 def is_own_compressor(compression: Any) -> bool:
     """Whether it is a compressor of the user's own, with `compress` and `decompress`. Raises OptionValueError."""
     if compression is None or isinstance(compression, Cast):

@@ -47,3 +47,19 @@ def test_a_model_that_is_not_built_says_so() -> None:
     with pytest.raises(OptionError, match="variables of model") as caught:
         host_copies.restore(saved, model)
     assert "build the model" in caught.value.remedy
+
+
+def test_a_compressor_of_one_s_own_is_refused_where_gradients_are_only_cast() -> None:
+    import shardwright.horovod.keras as hvd
+
+    class Halved:
+        @staticmethod
+        def compress(tensor):
+            return tensor / 2, 2
+
+        @staticmethod
+        def decompress(tensor, context):
+            return tensor * context
+
+    with pytest.raises(ValueError, match="compression"):
+        hvd.DistributedOptimizer(keras.optimizers.SGD(0.1), compression=Halved)

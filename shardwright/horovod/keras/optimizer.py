@@ -8,11 +8,10 @@ from collections.abc import Iterable, Mapping
 from typing import Any, NoReturn
 
 from shardwright.errors import OptionError
-from shardwright.horovod.arguments import read_cast, read_op
+from shardwright.horovod.arguments import read_op, require_cast
 from shardwright.horovod.errors import OptionValueError, as_value_errors
 from shardwright.horovod.process_sets import global_process_set, resolve
 from shardwright.ranks import Compression, ReduceOp, keras_optimizer
-from shardwright.ranks.compression import Cast
 
 
 def DistributedOptimizer(
@@ -43,7 +42,7 @@ def DistributedOptimizer(
         return keras_optimizer.DistributedOptimizer(
             optimizer,
             op=read_op(op),
-            compression=read_cast(compression) if compression is None or isinstance(compression, Cast) else compression,
+            compression=require_cast(compression),
             backward_passes_per_step=backward_passes_per_step,
             average_aggregated_gradients=average_aggregated_gradients,
             gradient_predivide_factor=gradient_predivide_factor,
@@ -98,7 +97,7 @@ def load_model(
     if "process_set" in options:
         options["process_set"] = resolve(options["process_set"])
     with as_value_errors():
-        return keras_optimizer.load_model(filepath, objects or None, compression=read_cast(compression), **options)
+        return keras_optimizer.load_model(filepath, objects or None, compression=require_cast(compression), **options)
 
 
 def broadcast_global_variables(root_rank: int = 0) -> NoReturn:

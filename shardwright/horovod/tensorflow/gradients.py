@@ -9,7 +9,7 @@ import numpy as np
 import tensorflow as tf
 
 from shardwright.errors import OptionError
-from shardwright.horovod.arguments import read_cast, read_op
+from shardwright.horovod.arguments import read_op, require_cast
 from shardwright.horovod.errors import OptionValueError
 from shardwright.horovod.keras.optimizer import DistributedOptimizer as of_keras
 from shardwright.horovod.process_sets import global_process_set, resolve
@@ -51,7 +51,7 @@ def DistributedGradientTape(
     """
     if not isinstance(gradtape, tf.GradientTape):
         raise OptionError(f"a {type(gradtape).__name__} is no tf.GradientTape", where="gradtape")
-    chosen, cast, members = read_op(op), read_cast(compression), resolve(process_set)
+    chosen, cast, members = read_op(op), require_cast(compression), resolve(process_set)
     if gradient_predivide_factor != 1.0 and chosen is not ReduceOp.AVERAGE:
         raise OptionValueError(
             f"{gradient_predivide_factor!r} with op={chosen.value!r}",
