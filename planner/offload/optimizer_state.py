@@ -6,7 +6,8 @@ needed for the time of its update, and may lie on the host until then.
 
 An argument is read by the update alone where either holds:
 
-- no product, lookup or other instruction with a layout choice of its own depends on it (`optimizer_nodes`);
+- no product, lookup or other instruction with a layout choice of its own depends on it (`optimizer_nodes`), and the
+  program has one: of a step that only updates everything is as much a parameter;
 - some results are no state (a loss, metrics), and none of them depends on it: an optimizer may have products of its
   own (Shampoo, Muon), whose results nobody but the next step sees.
 """
@@ -35,11 +36,12 @@ def find_optimizer_state(flow: Dataflow) -> Mapping[int, int]:
     in_compute = state_in_compute(flow, frozenset(outputs))
     has_results = len(flow.outputs) > len(flow.aliases) and bool(in_compute)
     is_late = optimizer_nodes(flow)
+    has_passes = not all(is_late)
     return {
         number: outputs[number]
         for number, node in enumerate(flow.parameters)
         if number in outputs
-        and (is_late[node] or (has_results and number not in in_compute))
+        and ((is_late[node] and has_passes) or (has_results and number not in in_compute))
         and flow.nodes[node].shapes[0].size_bytes >= MIN_OFFLOADED_BYTES
         and _is_updated(flow, node)
     }
