@@ -38,21 +38,17 @@ _BOUND_SCOPE = (
 )
 
 
-def find_fallback_plan(
-    search: Search, plain: CandidatePlan | None = None, *, with_multipliers: bool = True
-) -> SearchResult | None:
+def find_fallback_plan(search: Search, plain: CandidatePlan | None = None) -> SearchResult | None:
     """A minimum-memory plan that fits; otherwise the refusal needing least memory. None when the options exclude it, or
     none exists.
 
     plain: the unchanged program's fully sharded plan, when already known.
-    with_multipliers: whether memory multipliers may search smaller plans, where none fits without.
     """
     make = _plan_maker(search, plain)
     if make is None:
         return None
     refused: list[SearchResult] = []
-    rounds = ((MAX_MICRO_BATCHES, False), (MAX_MICRO_BATCHES_IN_NEED, True))
-    for most, is_priced in rounds if with_multipliers else rounds[:1]:
+    for most, is_priced in ((MAX_MICRO_BATCHES, False), (MAX_MICRO_BATCHES_IN_NEED, True)):
         for result in _plans_by_micro_batches(search, make, most, is_priced):
             if result.best_plan is not None:
                 return result

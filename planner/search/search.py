@@ -246,7 +246,8 @@ class Search(MeshSearch):
     def _find_fallback_plan(self, plain: CandidatePlan | None) -> SearchResult | None:
         """`find_fallback_plan`, with the optimizer's state on the host where nothing fits otherwise."""
         state = self.offloadable_state
-        result = find_fallback_plan(self, plain, with_multipliers=not state)
+        has_room = self.program.state_bytes <= self.cluster.device_count * self.limit_bytes
+        result = find_fallback_plan(self, plain) if has_room or not state else None
         if not state or (result is not None and result.best_plan is not None):
             return result
         offloaded = find_fallback_plan(self.with_state_on_host(state))
