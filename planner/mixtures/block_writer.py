@@ -103,6 +103,14 @@ class BlockWriter(InstructionWriter):
         both.attributes |= edit.callee_attributes(both.called)
         return self.element(both, 1)
 
+    def shifted(self, place: Instruction, begins: Instruction, ends: Instruction, shift: Instruction) -> Instruction:
+        """Each place, shifted as the part that it lies in. place: [R, E, a, b], others: [R, E, a, parts]."""
+        dims = (*dims_of(place), dims_of(begins)[-1])
+        each = self.spread(place, dims, [0, 1, 2, 3])
+        begins, ends, shift = (self.spread(value, dims, [0, 1, 2, 4]) for value in (begins, ends, shift))
+        inside = self.elementwise("and", self.compare(begins, each, "LE"), self.compare(each, ends, "LT"))
+        return self.elementwise("add", place, self.total(self.select(inside, shift)))
+
     # ---- gathers -----------------------------------------------------------------
     def take(self, operand: Instruction, places: Instruction, batch: int) -> Instruction:
         """Rows along dimension `batch` of an array, at places of the same block; blocks are the dimensions before it.

@@ -10,7 +10,7 @@ dearer.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from math import isfinite
 
 import numpy as np
@@ -22,10 +22,12 @@ from shardwright.planner.attention.flow import Flow
 from shardwright.planner.attention.rebuild import live_instructions
 from shardwright.planner.mixtures.block_writer import BlockWriter, dims_of, type_of
 from shardwright.planner.mixtures.blocks import Blocks
-from shardwright.planner.mixtures.exchange import Exchange, sizes_of
+from shardwright.planner.mixtures.exchange import Exchange
+from shardwright.planner.mixtures.layouts import prefers_order
 from shardwright.planner.mixtures.orders import Order, RowOrders, number_of
 from shardwright.planner.mixtures.overflow import Overflow, is_question, sum_counts
 from shardwright.planner.mixtures.recognise import Mixture, find_mixtures, is_weights
+from shardwright.planner.mixtures.sizes import sizes_of
 from shardwright.planner.rewrites import edit
 
 _VIEWS = frozenset({"reshape", "copy", "bitcast"})
@@ -299,7 +301,7 @@ class _ComputationWriter:
         is_clear = 0 in fillers and all(each is not None and isfinite(each) for each in fillers)
         if not is_clear:
             tiles = [exchange.cleared(each) for each in tiles]
-        return exchange.multiply_weights(old, *tiles)
+        return exchange.layout.multiply_weights(old, *tiles)
 
     def _is_of(self, order: Order, value: Instruction) -> bool:
         return self._by_keys.get(order.keys) is self._order_of(value)
@@ -329,6 +331,8 @@ class _ComputationWriter:
             assert blocks is not None
             element_type = type_of(mixture.products[0].operands[0])
             sizes = sizes_of(mixture.rows, mixture.groups, blocks, profile, element_type)
+            if prefers_order(mixture.products, sizes.M, sizes.g, profile):
+                sizes = replace(sizes, is_in_order=True)
             keys = self._value(mixture.groups_of_pairs)
             self._exchanges[mixture] = Exchange(self._writer, sizes, keys)
         return self._exchanges[mixture]
@@ -354,16 +358,16 @@ class _ComputationWriter:
         writer = self._writer
         table = self._orders.table(old)
         exchange = self._exchange(mixture)
-        lead = dims_of(exchange.is_row)
+        lead = exchange.layout.lead
         if old.opcode == "broadcast" and 0 not in old.get("dimensions", ()):
-            along = [int(dim) + 3 for dim in old.get("dimensions", ())]
+            along = [int(dim) + len(lead) - 1 for dim in old.get("dimensions", ())]
             tiles = writer.spread(self._value(old.operands[0]), (*lead, *dims_of(old)[1:]), along)
             return self._filled_with(tiles, number_of(self._flow, old))
         if table is not None and table.constant is not None:
             tiles = writer.filled(table.constant, (*lead, *dims_of(old)[1:]), type_of(old))
             return self._filled_with(tiles, table.constant)
         inverse = writer.sort_with_places(self._permutation(mixture))
-        return self._filled_with(exchange.into_tiles(writer.take(self._value(old), inverse, 0), 1), 0)
+        return self._filled_with(exchange.into_layout(writer.take(self._value(old), inverse, 0), 1), 0)
 
     def _filled_with(self, tiles: Instruction, number: float | None) -> Instruction:
         """The tiles, with a note of what stands where there is no row."""
@@ -376,7 +380,7 @@ class _ComputationWriter:
         if old in self._mixture_of:
             tiles = self._tile(old.operands[0], mixture)
             is_zero = self._fillers.get(tiles) == 0
-            product = exchange.multiply(old, tiles, self._value(old.operands[1]))
+            product = exchange.layout.multiply(old, tiles, self._value(old.operands[1]))
             return self._filled_with(product, 0 if is_zero else None)
         if self._entered(old) is mixture:
             return self._filled_with(self._enter(old, exchange), 0)
@@ -384,11 +388,11 @@ class _ComputationWriter:
             where = self._orders.table(old.operands[0])
             if where is not None and where.order is not None and where.constant is not None:
                 return self._tile(old.operands[1 if where.constant else 2], mixture)
-        return self._move_into_tiles(old, mixture, dims_of(exchange.is_row))
+        return self._move_into_tiles(old, mixture, exchange.layout.lead)
 
     def _enter(self, old: Instruction, exchange: Exchange) -> Instruction:
         rows = old.operands[0] if old.opcode == "gather" else old.operands[2]
-        return exchange.into_tiles(self._value(rows), self._divisor(old))
+        return exchange.into_layout(self._value(rows), self._divisor(old))
 
     def _move_into_tiles(self, old: Instruction, mixture: Mixture, lead: tuple[int, ...]) -> Instruction:
         """An operation within rows, of tiles."""

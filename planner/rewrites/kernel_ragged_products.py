@@ -7,6 +7,9 @@ gradient of matrices a sum over devices.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from math import prod
+
 from shardwright.hlo import Computation, Instruction
 from shardwright.kernels import NAME_ATTRIBUTE, PRICE_ATTRIBUTE, RULE_ATTRIBUTE, Price
 from shardwright.kernels.prices import BY_KERNEL
@@ -65,7 +68,7 @@ class _Kernel(GroupIntegers):
         parts = self._sizes_in_blocks(self.to_integers(sizes))
         operands = self._in_blocks(lhs), self._in_blocks(rhs) if call.weights else rhs, parts
         result = product.shape.leaves[0]
-        attributes = self._attributes(operands, result.dimensions[-1])
+        attributes = call_attributes(call, operands, result.dimensions[-1])
         if call.weights:
             product.opcode, product.operands = "custom-call", operands
             kept = {name: each for name, each in product.attributes.items() if name == "metadata"}
@@ -95,16 +98,18 @@ class _Kernel(GroupIntegers):
         )
         return self.binary("maximum", overlap, self.filled(0, overlap))
 
-    def _attributes(self, operands: tuple[Instruction, ...], columns: int) -> dict[str, str]:
-        shapes = [operand.shape.leaves[0].dimensions for operand in operands]
-        width = shapes[0][-1]
-        matrix = (width, shapes[1][-1] if self._call.weights else columns)
-        rule = self._call.rule_text((self._blocks, self._block), shapes[2][1], matrix)
-        price = Price(flops=2.0 * self._blocks * self._block * matrix[0] * matrix[1], source=BY_KERNEL)
-        said = {RULE_ATTRIBUTE: rule, NAME_ATTRIBUTE: RAGGED_NAME, PRICE_ATTRIBUTE: price.to_text()}
-        return {
-            "custom_call_target": f'"{RAGGED_TARGET}"',
-            "api_version": "API_VERSION_STATUS_RETURNING",
-            "frontend_attributes": "{" + ",".join(f'{name}="{text}"' for name, text in said.items()) + "}",
-            "backend_config": f'"{self._call.config}"',
-        }
+
+def call_attributes(call: RaggedCall, operands: Sequence[Instruction], columns: int) -> dict[str, str]:
+    """The attributes, as texts, of a call of these operands. columns: of its result."""
+    shapes = [operand.shape.leaves[0].dimensions for operand in operands]
+    rows, width = shapes[0][:-1], shapes[0][-1]
+    matrix = (width, shapes[1][-1] if call.weights else columns)
+    rule = call.rule_text(rows, shapes[2][-1], matrix)
+    price = Price(flops=2.0 * prod(rows) * matrix[0] * matrix[1], source=BY_KERNEL)
+    said = {RULE_ATTRIBUTE: rule, NAME_ATTRIBUTE: RAGGED_NAME, PRICE_ATTRIBUTE: price.to_text()}
+    return {
+        "custom_call_target": f'"{RAGGED_TARGET}"',
+        "api_version": "API_VERSION_STATUS_RETURNING",
+        "frontend_attributes": "{" + ",".join(f'{name}="{text}"' for name, text in said.items()) + "}",
+        "backend_config": f'"{call.config}"',
+    }

@@ -6,6 +6,12 @@
 Rows lie in order of their groups, in b blocks one behind the other, so that a device's blocks are such rows again;
 sizes are those of the groups' parts in each block. With `rows, transposed` matrices are w[g,n,k]. A block's rows behind
 the last group are 0.
+
+Of rows that are sent to their experts, each of e blocks has groups and matrices of its own, and each of r replicas of
+them rows in order: a call for each block that a device has (`…, of blocks`).
+
+    custom-call(x[r,e,m,k], w[e,g,k,n], sizes[r,e,g]), …, backend_config="rows, of blocks"       -> y[r,e,m,n]
+    custom-call(x[r,e,m,k], y[r,e,m,n], sizes[r,e,g]), …, backend_config="weights, of blocks"    -> dw[e,g,k,n]
 """
 
 from __future__ import annotations
@@ -22,6 +28,9 @@ RAGGED_TARGET = "shardwright.ragged_product"
 #: Elements of the kernel's blocks, as measured (docs/hardware.md): of a result's sides, and of what is summed at once.
 SIDE, DEPTH = 128, 64
 
+#: What configurations of calls end in whose blocks have groups of their own.
+OF_BLOCKS = ", of blocks"
+
 #: How notes name it.
 RAGGED_NAME = "jax.lax.ragged_dot"
 
@@ -31,47 +40,61 @@ RAGGED_TYPES = frozenset({"bf16", "f16"})
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RaggedCall:
-    """Which product a call is. weights: the gradient of the matrices. transposed: matrices lie [g, n, k]."""
+    """Which product a call is. weights: the gradient of the matrices. transposed: matrices lie [g, n, k]. of_blocks:
+    each block has groups of its own."""
 
     weights: bool = False
     transposed: bool = False
+    of_blocks: bool = False
 
     @property
     def config(self) -> str:
         """The call's configuration; `read_ragged` reads it."""
-        return "weights" if self.weights else "rows, transposed" if self.transposed else "rows"
+        product = "weights" if self.weights else "rows, transposed" if self.transposed else "rows"
+        return product + (OF_BLOCKS if self.of_blocks else "")
 
     @property
     def blocks(self) -> dict[str, int]:
         """Elements of the kernel's blocks by the dimensions of the rule that are to be whole numbers of them."""
         return {"k": SIDE if self.weights else DEPTH, "n": SIDE}
 
-    def rule_text(self, rows: tuple[int, int], groups: int, matrix: tuple[int, int]) -> str:
-        """Shardy's rule. rows: blocks, and rows of each. matrix: k and n."""
-        sizes = dict(zip("bmgkn", (*rows, groups, *matrix), strict=True))
-        matrices = "[g, n, k]" if self.transposed else "[g, k, n]"
-        operands, result, summed = (
-            ("[b, m, k], [b, m, n]", "[g, k, n]", "b") if self.weights else (f"[b, m, k], {matrices}", "[b, m, n]", "k")
-        )
+    def rule_text(self, rows: tuple[int, ...], groups: int, matrix: tuple[int, int]) -> str:
+        """Shardy's rule. rows: b and m, or r, e and m. matrix: k and n."""
+        blocks, own = ("re", "e") if self.of_blocks else ("b", "")
+        sizes = dict(zip(f"{blocks}mgkn", (*rows, groups, *matrix), strict=True))
+        left, result, matrices = f"{blocks}mk", f"{blocks}mn", f"{own}gnk" if self.transposed else f"{own}gkn"
+        operands, result = ((left, result), matrices) if self.weights else ((left, matrices), result)
+        dims = ", ".join(_dims(each) for each in (*operands, f"{blocks}g"))
         said = ", ".join(f"{name}={size}" for name, size in sizes.items())
+        summed = blocks[0] if self.weights else "k"
         return (
-            f"#sdy.op_sharding_rule<({operands}, [b, g])->({result}) {{{said}}} "
+            f"#sdy.op_sharding_rule<({dims})->({_dims(result)}) {{{said}}} "
             f"reduction={{{summed}}} need_replication={{m, g}}>"
         )
 
     def rows(self, operand_shapes: Sequence[tuple[int, ...]]) -> int:
-        """Rows that the kernel multiplies at most: those of blocks that two groups share count twice.
+        """Rows that the kernel multiplies at most: those of its blocks that two groups share count twice.
 
         operand_shapes: of a part, in blocks or not.
         """
-        return prod(operand_shapes[0][:-1]) + (operand_shapes[2][-1] - 1) * SIDE
+        rows, _, sizes = operand_shapes
+        calls = prod(sizes[:-1]) if self.of_blocks else 1
+        return prod(rows[:-1]) + calls * (sizes[-1] - 1) * SIDE
 
     def flops(self, operand_shapes: Sequence[tuple[int, ...]], result: tuple[int, ...]) -> float:
         """Operations, two a multiply-add, of a part."""
         return 2.0 * self.rows(operand_shapes) * operand_shapes[0][-1] * result[-1]
 
 
-_CALLS = {call.config: call for call in (RaggedCall(), RaggedCall(transposed=True), RaggedCall(weights=True))}
+_CALLS = {
+    call.config: call
+    for of_blocks in (False, True)
+    for call in (
+        RaggedCall(of_blocks=of_blocks),
+        RaggedCall(transposed=True, of_blocks=of_blocks),
+        RaggedCall(weights=True, of_blocks=of_blocks),
+    )
+}
 
 
 def read_ragged(instruction: Instruction) -> RaggedCall | None:
@@ -79,3 +102,7 @@ def read_ragged(instruction: Instruction) -> RaggedCall | None:
     if instruction.opcode != "custom-call" or instruction.get("custom_call_target") != RAGGED_TARGET:
         return None
     return _CALLS.get(instruction.get("backend_config") or "")
+
+
+def _dims(names: str) -> str:
+    return f"[{', '.join(names)}]"

@@ -18,7 +18,7 @@ import jax.numpy as jnp
 
 from shardwright.cost import hardware_profile, platform_of_profile
 from shardwright.errors import PlatformError
-from shardwright.kernels.ragged import DEPTH, SIDE
+from shardwright.kernels.ragged import DEPTH, OF_BLOCKS, SIDE
 from shardwright.kernels.rules import Shapes
 from shardwright.xla.tuning import RAGGED_COLUMNS, RAGGED_PARTS, RAGGED_STEPS
 
@@ -50,10 +50,12 @@ def lower_ragged(config: str, shapes: Shapes, element_type: str, multiprocessors
 
     shapes: of its operands. Raises PlatformError: JAX's kernel does not take them, or is not there.
     """
-    compute = _PRODUCTS[config]
+    product = config.removesuffix(OF_BLOCKS)
 
     def part(rows: Any, other: Any, sizes: Any) -> Any:
-        return compute(rows, other, sizes.sum(0), multiprocessors)
+        if product == config:
+            return _PRODUCTS[product](rows, other, sizes.sum(0), multiprocessors)
+        return _of_blocks(product, rows, other, sizes, multiprocessors)
 
     kind = _TYPES[element_type]
     types = [
@@ -91,6 +93,23 @@ def _sum(rows: Any, others: Any, sizes: Any, multiprocessors: int) -> Any:
         return jax.lax.ragged_dot_general(left, right, sizes, _WEIGHTS)
     kernel = _kernel("transposed_ragged_dot_mgpu", "transposed_ragged_dot", multiprocessors)
     return kernel(left, right, group_sizes=sizes, **_blocks(right.shape[1]))
+
+
+def _of_blocks(product: str, rows: Any, other: Any, sizes: Any, multiprocessors: int) -> Any:
+    """A product of each block, rows of all replicas r by the matrices of one e; gradients are summed over replicas."""
+    replicas, experts, _ = sizes.shape
+    is_sum = product == "weights"
+
+    def block(r: int, e: int) -> Any:
+        own = other[r, e][None] if is_sum else other[e]
+        return _PRODUCTS[product](rows[r, e][None], own, sizes[r, e], multiprocessors)
+
+    if not is_sum:
+        return jnp.stack([jnp.concatenate([block(r, e) for e in range(experts)]) for r in range(replicas)])
+    if replicas == 1:
+        return jnp.stack([block(0, e) for e in range(experts)])
+    sums = [sum(block(r, e).astype(jnp.float32) for r in range(replicas)) for e in range(experts)]
+    return jnp.stack(sums).astype(rows.dtype)
 
 
 def _blocks(columns: int) -> dict[str, int]:
