@@ -130,6 +130,24 @@ class BlockWriter(InstructionWriter):
             index_vector_dim=str(len(some)), slice_sizes=f"{{{sizes}}}",
         )  # fmt: skip
 
+    def take_across(self, operand: Instruction, places: Instruction) -> Instruction:
+        """Rows that blocks have of others, at places (other · C + slot) of each: nothing is transposed for them.
+
+        operand: [R, others, own, C, *rest], places: [R, own, *some] -> [R, own, *some, *rest].
+        """
+        dims, some = dims_of(operand), dims_of(places)
+        rest, index = dims[4:], (*some, 1)
+        parts = [self.reshape(self.with_number(way, places, dims[3]), index) for way in ("divide", "remainder")]
+        indices = self.array("concatenate", "s32", (*some, 2), *parts, dimensions=f"{{{len(some)}}}")
+        offsets = ",".join(str(len(some) + number) for number in range(len(rest)))
+        sizes = ",".join(map(str, (1, 1, 1, 1, *rest)))
+        return self.array(
+            "gather", type_of(operand), (*some, *rest), operand, indices,
+            offset_dims=f"{{{offsets}}}", collapsed_slice_dims="{1,3}", start_index_map="{1,3}",
+            operand_batching_dims="{0,2}", start_indices_batching_dims="{0,1}",
+            index_vector_dim=str(len(some)), slice_sizes=f"{{{sizes}}}",
+        )  # fmt: skip
+
     # ---- regions -----------------------------------------------------------------
     def _sum(self, element_type: str) -> Computation:
         name = f"mixtures.add.{element_type}"

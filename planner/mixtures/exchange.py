@@ -109,15 +109,8 @@ class Exchange:
         places = self._sent_pairs
         if pairs_per_row > 1:
             places = w.with_number("divide", places, pairs_per_row)
-        sent = w.take(rows, places, 2)
-        return self._lay_out(sent)
-
-    def _lay_out(self, sent: Instruction) -> Instruction:
-        w, s = self._w, self.sizes
-        rest = dims_of(sent)[4:]
-        received = w.transpose(sent, (0, 2, 1, 3, *range(4, 4 + len(rest))))
-        laid_out = w.take(w.reshape(received, (*self._blocks, s.E * s.C, *rest)), self.layout.received_row, 2)
-        return self.cleared(laid_out)
+        sent = w.take(rows, places, 2)  # [R, source, destination, C, *rest]
+        return self.cleared(w.take_across(sent, self.layout.received_row))
 
     def cleared(self, rows: Instruction) -> Instruction:
         """Rows [*lead, *rest] with 0 in the place of what is no row."""
@@ -133,7 +126,5 @@ class Exchange:
         assert self._place_of_pair is not None
         flat = w.reshape(rows, (*self._blocks, prod(self.layout.lead[2:]), *rest))
         returned = w.take(flat, self._place_of_slot, 2)  # [R, destination, source, C, *rest]
-        back = w.transpose(returned, (0, 2, 1, 3, *range(4, 4 + len(rest))))
-        pairs = w.take(w.reshape(back, (*self._blocks, s.E * s.C, *rest)), self._place_of_pair, 2)
-        pairs = w.select(self._fits, pairs)
+        pairs = w.select(self._fits, w.take_across(returned, self._place_of_pair))
         return w.reshape(pairs, (s.R * s.E * s.m, *rest))
