@@ -14,18 +14,16 @@ Between `sent` by source and by destination the split dimension changes: that is
 
 from __future__ import annotations
 
-from math import prod
-
 from shardwright.hlo import Instruction
 from shardwright.planner.mixtures.block_writer import BlockWriter, dims_of
-from shardwright.planner.mixtures.layouts import Received, layout_of
+from shardwright.planner.mixtures.layouts import Layout, Received
 from shardwright.planner.mixtures.sizes import Sizes
 
 
 class Exchange:
     """The places of one mixture's pairs, sent rows and tiles; writes their moves. keys: groups of pairs."""
 
-    def __init__(self, writer: BlockWriter, sizes: Sizes, keys: Instruction) -> None:
+    def __init__(self, writer: BlockWriter, sizes: Sizes, layout: type[Layout], keys: Instruction) -> None:
         self.sizes = s = sizes
         self._w = w = writer
         self._blocks = (s.R, s.E)
@@ -34,10 +32,8 @@ class Exchange:
         self._order = w.sort_with_places(keys)
         self._place_of_pair: Instruction | None = None
         self._write_counts()
-        self._received = self._write_received()
-        self.layout = layout_of(w, s, self._received)
+        self.layout = layout(w, s, self._write_received())
         self._sent_pairs = self._write_sent()
-        self._place_of_slot: Instruction | None = None
 
     # ---- counts --------------------------------------------------------------------
     def _write_counts(self) -> None:
@@ -63,6 +59,7 @@ class Exchange:
         begin = w.sum_before(counts, 2)  # [R, E, source, g]
         return Received(
             begins=self._begins,
+            ends=self._ends,
             begin_in_group=begin,
             end_in_group=w.elementwise("add", begin, counts),
             rows_of_group=w.total(counts, [2]),
@@ -75,15 +72,6 @@ class Exchange:
         dims = (*self._blocks, s.E, s.C)
         places = w.elementwise("add", w.spread(self._begin_of_destination, dims, [0, 1, 2]), w.iota(dims, 3))
         return w.take(self._order, w.clamp(places, s.m - 1), 2)
-
-    def _write_place_of_slot(self) -> Instruction:
-        """[R, E, source, C]: the place of each received row in the layout."""
-        w, s = self._w, self.sizes
-        dims = dims_of(self._begins)
-        first = w.spread(self.layout.first_row, dims, [0, 1, 3])
-        shift = w.elementwise("subtract", w.elementwise("add", first, self._received.begin_in_group), self._begins)
-        slot = w.iota((*self._blocks, s.E, s.C), 3)
-        return w.clamp(w.shifted(slot, self._begins, self._ends, shift), prod(self.layout.lead[2:]) - 1)
 
     def _write_place_of_pair(self) -> tuple[Instruction, Instruction]:
         """[R, E, m]: where each pair lies in what its block has sent (destination · C + slot); whether it fitted."""
@@ -109,22 +97,12 @@ class Exchange:
         places = self._sent_pairs
         if pairs_per_row > 1:
             places = w.with_number("divide", places, pairs_per_row)
-        sent = w.take(rows, places, 2)  # [R, source, destination, C, *rest]
-        return self.cleared(w.take_across(sent, self.layout.received_row))
-
-    def cleared(self, rows: Instruction) -> Instruction:
-        """Rows [*lead, *rest] with 0 in the place of what is no row."""
-        return self._w.select(self.layout.is_row, rows)
+        return self.layout.enter(w.take(rows, places, 2))
 
     def into_pairs(self, rows: Instruction) -> Instruction:
         """Rows [*lead, *rest] into pairs [pairs, *rest]; 0 for those without a group, and those over."""
         w, s = self._w, self.sizes
-        rest = dims_of(rows)[len(self.layout.lead) :]
-        if self._place_of_slot is None:
-            self._place_of_slot = self._write_place_of_slot()
+        if self._place_of_pair is None:
             self._place_of_pair, self._fits = self._write_place_of_pair()
-        assert self._place_of_pair is not None
-        flat = w.reshape(rows, (*self._blocks, prod(self.layout.lead[2:]), *rest))
-        returned = w.take(flat, self._place_of_slot, 2)  # [R, destination, source, C, *rest]
-        pairs = w.select(self._fits, w.take_across(returned, self._place_of_pair))
-        return w.reshape(pairs, (s.R * s.E * s.m, *rest))
+        pairs = w.select(self._fits, self.layout.leave(rows, self._place_of_pair))
+        return w.reshape(pairs, (s.R * s.E * s.m, *dims_of(pairs)[3:]))

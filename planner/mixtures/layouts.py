@@ -1,51 +1,70 @@
 """How received rows lie in a block, and how they are multiplied there.
 
+    AsReceived  [R S, E, C]     as they came from each source S, products by JAX's kernel (`kernels.ragged`), of blocks
+    InOrder     [R, E, M]       one group behind the other, products by the kernel
     Tiles       [R, E, T, t]    tiles of one expert each, products of a batch: anywhere
-    InOrder     [R, E, M]       one group behind the other, products by JAX's kernel (`kernels.ragged`), of blocks
 
-In either, rows of a group lie by source, and what works row by row between products keeps them where they are.
+Within a group rows lie by source; what works row by row between products keeps them where they are. Rows as received
+are moved no more, and each source has its own copy of the matrices. What that takes is compared.
 """
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from dataclasses import dataclass, replace
+from math import prod
 
 from shardwright.cost import HardwareProfile
 from shardwright.hlo import ArrayShape, Instruction
+from shardwright.hlo.shapes import ELEMENT_BITS
+from shardwright.kernels.ragged import SIDE
 from shardwright.planner.mixtures.block_writer import BlockWriter, Dims, dims_of, type_of
+from shardwright.planner.mixtures.recognise import is_weights
 from shardwright.planner.mixtures.sizes import Sizes
 from shardwright.planner.rewrites.kernel_ragged_products import call_attributes, kernel_call
 from shardwright.planner.rewrites.ragged_forms import form_times_s
+from shardwright.planner.tuning import MOST_KERNEL_GROUPS
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Received:
-    """Of each source and group, [R, E, S, g]: slots that its rows are received in, and its rows among the group's.
+    """Of each source and group, [R, E, S, g]: slots that its rows are received in, and places among the group's rows.
 
     rows_of_group: [R, E, g].
     """
 
     begins: Instruction
+    ends: Instruction
     begin_in_group: Instruction
     end_in_group: Instruction
     rows_of_group: Instruction
 
 
 class Layout(ABC):
-    """Of one mixture.
-
-    lead: dimensions of rows. first_row: [R, E, g], where a group's rows begin, counted along all of `lead` behind R and
-    E. received_row: [lead], the received row (source · C + slot) of each place; is_row: which of them are rows.
-    """
+    """Of one mixture. lead: dimensions of rows. is_row: [lead], which of them are rows."""
 
     lead: Dims
-    first_row: Instruction
-    received_row: Instruction
     is_row: Instruction
 
-    def __init__(self, writer: BlockWriter, sizes: Sizes) -> None:
-        self._w, self._s = writer, sizes
+    def __init__(self, writer: BlockWriter, sizes: Sizes, received: Received) -> None:
+        self._w, self._s, self._received = writer, sizes, received
+
+    @classmethod
+    def fit(cls, sizes: Sizes) -> Sizes:
+        """The sizes that it takes."""
+        return sizes
+
+    @abstractmethod
+    def enter(self, sent: Instruction) -> Instruction:
+        """Rows [R, source, destination, C, *rest] in this layout, [*lead, *rest]; 0 where there is no row."""
+
+    @abstractmethod
+    def leave(self, rows: Instruction, places: Instruction) -> Instruction:
+        """Rows [*lead, *rest] as pairs [R, E, m, *rest], each from its place (destination · C + slot): [R, E, m]."""
+
+    def cleared(self, rows: Instruction) -> Instruction:
+        """Rows with 0 in the place of what is no row."""
+        return self._w.select(self.is_row, rows)
 
     @abstractmethod
     def multiply(self, product: Instruction, rows: Instruction, matrices: Instruction) -> Instruction:
@@ -63,38 +82,43 @@ class Layout(ABC):
         return self._w.reshape(matrices, (self._s.E, self._s.g, *dims_of(matrices)[1:]))
 
 
-def layout_of(writer: BlockWriter, sizes: Sizes, received: Received) -> Layout:
-    return (InOrder if sizes.is_in_order else Tiles)(writer, sizes, received)
+class _ByGroup(Layout):
+    """Rows by group, then by source.
+
+    first_row: [R, E, g], where a group's rows begin, counted along all of `lead` behind R and E. received_row: [lead],
+    the received row (source · C + slot) of each place.
+    """
+
+    first_row: Instruction
+    received_row: Instruction
+    _place_of_slot: Instruction | None = None
+
+    def enter(self, sent: Instruction) -> Instruction:
+        return self.cleared(self._w.take_across(sent, self.received_row))
+
+    def leave(self, rows: Instruction, places: Instruction) -> Instruction:
+        w, s = self._w, self._s
+        rest = dims_of(rows)[len(self.lead) :]
+        if self._place_of_slot is None:
+            self._place_of_slot = self._write_place_of_slot()
+        flat = w.reshape(rows, (s.R, s.E, prod(self.lead[2:]), *rest))
+        returned = w.take(flat, self._place_of_slot, 2)  # [R, destination, source, C, *rest]
+        return w.take_across(returned, places)
+
+    def _write_place_of_slot(self) -> Instruction:
+        """[R, E, source, C]: the place of each received row in the layout."""
+        w, s, received = self._w, self._s, self._received
+        first = w.spread(self.first_row, dims_of(received.begins), [0, 1, 3])
+        shift = w.elementwise("subtract", w.elementwise("add", first, received.begin_in_group), received.begins)
+        slot = w.iota((s.R, s.E, s.E, s.C), 3)
+        return w.clamp(w.shifted(slot, received.begins, received.ends, shift), prod(self.lead[2:]) - 1)
 
 
-def prefers_order(products: tuple[Instruction, ...], rows: int, groups: int, profile: HardwareProfile | None) -> bool:
-    """Whether JAX's kernel takes all products of a mixture, and less time than tiles. rows, groups: of one block."""
-    if profile is None:
-        return False
-    times = [form_times_s(_of_block(product, rows, groups), profile) for product in products]
-    return all("kernel" in each for each in times) and sum(each["kernel"] - each["tiles"] for each in times) < 0
-
-
-def _of_block(product: Instruction, rows: int, groups: int) -> Instruction:
-    """A product of one block's rows with its own matrices."""
-    left, right, sizes = (operand.shape.leaves[0] for operand in product.operands)
-    result = product.shape.leaves[0]
-    is_sum = product.get("lhs_ragged_dims") == product.get("lhs_contracting_dims")
-    first = ArrayShape(left.element_type, (rows, *left.dimensions[1:]))
-    second = ArrayShape(right.element_type, (rows if is_sum else groups, *right.dimensions[1:]))
-    shapes = (first, second, ArrayShape(sizes.element_type, (groups,)))
-    operands = tuple(Instruction(f"{product.name}.{place}", "parameter", shape) for place, shape in enumerate(shapes))
-    whole = ArrayShape(result.element_type, (groups if is_sum else rows, *result.dimensions[1:]))
-    own = Instruction(product.name, product.opcode, whole, operands)
-    own.attributes = dict(product.attributes)
-    return own
-
-
-class Tiles(Layout):
+class Tiles(_ByGroup):
     """Tiles of rows of one group each."""
 
     def __init__(self, writer: BlockWriter, sizes: Sizes, received: Received) -> None:
-        super().__init__(writer, sizes)
+        super().__init__(writer, sizes, received)
         w, s = writer, sizes
         self._blocks = (s.R, s.E)
         self.lead = (s.R, s.E, s.T, s.t)
@@ -107,10 +131,10 @@ class Tiles(Layout):
         self._group_of_tile = group  # [R, E, T]
         self._is_group_of_tile = w.compare(w.spread(group, dims, [0, 1, 2]), w.iota(dims, 3), "EQ")  # [R, E, T, g]
         self.first_row = w.with_number("multiply", first_tile, s.t)
-        self._write_places(received, first_tile)
+        self._write_places(first_tile)
 
-    def _write_places(self, received: Received, first_tile: Instruction) -> None:
-        w, s = self._w, self._s
+    def _write_places(self, first_tile: Instruction) -> None:
+        w, s, received = self._w, self._s, self._received
         number = w.elementwise("subtract", w.iota((*self._blocks, s.T), 2), self._of_tile(first_tile))
         first = w.with_number("multiply", number, s.t)
         place = w.elementwise("add", w.spread(first, self.lead, [0, 1, 2]), w.iota(self.lead, 3))
@@ -170,14 +194,36 @@ class Tiles(Layout):
         return w.convert(w.reshape(total, result.dimensions), result.element_type)
 
 
-class InOrder(Layout):
+class _ByKernel(Layout):
+    """Products by JAX's kernel. sizes: rows of each group, by all of `lead` but its last dimension."""
+
+    sizes: Instruction
+
+    def multiply(self, product: Instruction, rows: Instruction, matrices: Instruction) -> Instruction:
+        operands = rows, self._by_block(matrices), self.sizes
+        return self._call(product, operands, (*self.lead, product.shape.leaves[0].dimensions[1]))
+
+    def multiply_weights(self, product: Instruction, left: Instruction, right: Instruction) -> Instruction:
+        dims = product.shape.leaves[0].dimensions
+        sums = self._call(product, (left, right, self.sizes), (self._s.E, self._s.g, *dims[1:]))
+        return self._w.reshape(sums, dims)
+
+    def _call(self, product: Instruction, operands: tuple[Instruction, ...], dims: Dims) -> Instruction:
+        call = kernel_call(_of_block(product, self._s.M, self._s.g))
+        assert call is not None
+        of_blocks = replace(call, of_blocks=True)
+        attributes = call_attributes(of_blocks, operands, dims[-1])
+        return self._w.array("custom-call", product.shape.leaves[0].element_type, dims, *operands, **attributes)
+
+
+class InOrder(_ByGroup, _ByKernel):
     """Rows of one group behind those of another."""
 
     def __init__(self, writer: BlockWriter, sizes: Sizes, received: Received) -> None:
-        super().__init__(writer, sizes)
+        super().__init__(writer, sizes, received)
         w, s = writer, sizes
         self.lead = (s.R, s.E, s.M)
-        self._rows_of_group = received.rows_of_group
+        self.sizes = received.rows_of_group
         self.first_row = w.sum_before(received.rows_of_group, 2)
         rows = w.total(received.rows_of_group)
         self.is_row = w.compare(w.iota(self.lead, 2), w.spread(rows, self.lead, [0, 1]), "LT")
@@ -190,21 +236,83 @@ class InOrder(Layout):
         row = w.shifted(w.iota((s.R, s.E, 1, s.M), 3), *parts)
         self.received_row = w.clamp(w.reshape(row, self.lead), s.E * s.C - 1)
 
-    def multiply(self, product: Instruction, rows: Instruction, matrices: Instruction) -> Instruction:
-        operands = rows, self._by_block(matrices), self._rows_of_group
-        return self._call(product, operands, (*self.lead, product.shape.leaves[0].dimensions[1]))
 
-    def multiply_weights(self, product: Instruction, left: Instruction, right: Instruction) -> Instruction:
-        dims = product.shape.leaves[0].dimensions
-        sums = self._call(product, (left, right, self._rows_of_group), (self._s.E, self._s.g, *dims[1:]))
-        return self._w.reshape(sums, dims)
+class AsReceived(_ByKernel):
+    """Rows of one source behind those of another, each source's in order of its groups."""
 
-    def _call(self, product: Instruction, operands: tuple[Instruction, ...], dims: Dims) -> Instruction:
-        call = kernel_call(_of_block(product, self._s.M, self._s.g))
-        assert call is not None
-        of_blocks = replace(call, of_blocks=True)
-        attributes = call_attributes(of_blocks, operands, dims[-1])
-        return self._w.array("custom-call", product.shape.leaves[0].element_type, dims, *operands, **attributes)
+    def __init__(self, writer: BlockWriter, sizes: Sizes, received: Received) -> None:
+        super().__init__(writer, sizes, received)
+        w, s = writer, sizes
+        self.lead = (s.R * s.E, s.E, s.C)
+        counts = w.elementwise("subtract", received.ends, received.begins)
+        counts = w.transpose(counts, (0, 2, 1, 3))  # [R, source, destination, g]
+        self._sent = (s.R, s.E, s.E, s.C)
+        self._is_sent = w.compare(w.iota(self._sent, 3), w.spread(w.total(counts), self._sent, [0, 1, 2]), "LT")
+        self.sizes = w.reshape(counts, (s.R * s.E, s.E, s.g))
+        self.is_row = w.reshape(self._is_sent, self.lead)
+
+    @classmethod
+    def fit(cls, sizes: Sizes) -> Sizes:
+        return sizes.in_whole_blocks
+
+    def enter(self, sent: Instruction) -> Instruction:
+        w = self._w
+        return w.reshape(w.select(self._is_sent, sent), (*self.lead, *dims_of(sent)[4:]))
+
+    def leave(self, rows: Instruction, places: Instruction) -> Instruction:
+        w, s = self._w, self._s
+        rest = dims_of(rows)[3:]
+        returned = w.reshape(rows, (*self._sent, *rest))
+        return w.take(w.reshape(returned, (s.R, s.E, s.E * s.C, *rest)), places, 2)
+
+
+def choose_layout(products: tuple[Instruction, ...], sizes: Sizes, profile: HardwareProfile | None) -> type[Layout]:
+    """The layout in which a mixture takes least time: tiles where JAX's kernel does not take all of its products."""
+    if profile is None:
+        return Tiles
+    times = [form_times_s(_of_block(product, sizes.M, sizes.g), profile) for product in products]
+    if not all("kernel" in each for each in times) or sum(each["kernel"] - each["tiles"] for each in times) >= 0:
+        return Tiles
+    if sizes.groups > MOST_KERNEL_GROUPS:
+        return InOrder
+    more_s = sum(_more_time_s(product, sizes, profile) for product in products)
+    return AsReceived if more_s < _moves_time_s(products, sizes, profile) else InOrder
+
+
+def _more_time_s(product: Instruction, sizes: Sizes, profile: HardwareProfile) -> float:
+    """Seconds of a product of rows as received, on one device, beyond those in order: blocks of the kernel that two
+    sources share, and copies of the matrices."""
+    kind = product.operands[0].shape.leaves[0].element_type
+    shapes = [operand.shape.leaves[0].dimensions for operand in product.operands]
+    width, columns = shapes[0][-1], product.shape.leaves[0].dimensions[-1]
+    bytes_per_s = profile.memory_bandwidth_bytes_per_s
+    copied = 2 * sizes.groups * width * columns * ELEMENT_BITS[kind] / 8
+    shared = 2.0 * (sizes.groups - sizes.g) * SIDE * width * columns
+    return copied / bytes_per_s + shared / profile.matmul_flops_per_s(kind)
+
+
+def _moves_time_s(products: tuple[Instruction, ...], sizes: Sizes, profile: HardwareProfile) -> float:
+    """Seconds to read and write received rows once more on the way into order, and on the way out of it: forward, and
+    backward if there are gradients."""
+    rows = products[0].operands[0].shape.leaves[0]
+    moved = 2 * sizes.M * rows.dimensions[1] * ELEMENT_BITS[rows.element_type] / 8
+    ways = 4 if any(is_weights(product) for product in products) else 2
+    return ways * moved / profile.memory_bandwidth_bytes_per_s
+
+
+def _of_block(product: Instruction, rows: int, groups: int) -> Instruction:
+    """A product of one block's rows with its own matrices."""
+    left, right, sizes = (operand.shape.leaves[0] for operand in product.operands)
+    result = product.shape.leaves[0]
+    is_sum = is_weights(product)
+    first = ArrayShape(left.element_type, (rows, *left.dimensions[1:]))
+    second = ArrayShape(right.element_type, (rows if is_sum else groups, *right.dimensions[1:]))
+    shapes = (first, second, ArrayShape(sizes.element_type, (groups,)))
+    operands = tuple(Instruction(f"{product.name}.{place}", "parameter", shape) for place, shape in enumerate(shapes))
+    whole = ArrayShape(result.element_type, (groups if is_sum else rows, *result.dimensions[1:]))
+    own = Instruction(product.name, product.opcode, whole, operands)
+    own.attributes = dict(product.attributes)
+    return own
 
 
 def _precision(product: Instruction) -> dict[str, str]:

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from math import sqrt
+from dataclasses import dataclass, replace
+from math import gcd, sqrt
 
 from shardwright.cost import HardwareProfile
 from shardwright.kernels.ragged import SIDE
@@ -16,8 +16,7 @@ from shardwright.planner.tuning import TILE_FLOPS_PER_BYTE
 class Sizes:
     """With R replicas, E blocks of experts in each, and all groups, g = groups / E of them a block's own:
 
-    m: pairs of a block. C: rows that a block sends another at most. t: rows of a tile. is_in_order: rows lie in order,
-    not in tiles.
+    m: pairs of a block. C: rows that a block sends another at most. t: rows of a tile.
     """
 
     R: int
@@ -26,7 +25,6 @@ class Sizes:
     C: int
     groups: int
     t: int
-    is_in_order: bool = False
 
     @property
     def g(self) -> int:
@@ -41,6 +39,12 @@ class Sizes:
     def M(self) -> int:
         """Rows of a block in order: those received, in whole blocks of the kernel."""
         return -(-self.E * self.C // SIDE) * SIDE
+
+    @property
+    def in_whole_blocks(self) -> Sizes:
+        """The same with room for as many rows more as make those received whole blocks of the kernel."""
+        step = SIDE // gcd(self.E, SIDE)
+        return replace(self, C=-(-self.C // step) * step)
 
 
 def sizes_of(rows: int, groups: int, blocks: Blocks, profile: HardwareProfile | None, element_type: str) -> Sizes:

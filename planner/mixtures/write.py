@@ -10,7 +10,7 @@ dearer.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from math import isfinite
 
 import numpy as np
@@ -23,7 +23,7 @@ from shardwright.planner.attention.rebuild import live_instructions
 from shardwright.planner.mixtures.block_writer import BlockWriter, dims_of, type_of
 from shardwright.planner.mixtures.blocks import Blocks
 from shardwright.planner.mixtures.exchange import Exchange
-from shardwright.planner.mixtures.layouts import prefers_order
+from shardwright.planner.mixtures.layouts import choose_layout
 from shardwright.planner.mixtures.orders import Order, RowOrders, number_of
 from shardwright.planner.mixtures.overflow import Overflow, is_question, sum_counts
 from shardwright.planner.mixtures.recognise import Mixture, find_mixtures, is_weights
@@ -300,7 +300,7 @@ class _ComputationWriter:
         fillers = [self._fillers.get(each) for each in tiles]
         is_clear = 0 in fillers and all(each is not None and isfinite(each) for each in fillers)
         if not is_clear:
-            tiles = [exchange.cleared(each) for each in tiles]
+            tiles = [exchange.layout.cleared(each) for each in tiles]
         return exchange.layout.multiply_weights(old, *tiles)
 
     def _is_of(self, order: Order, value: Instruction) -> bool:
@@ -331,10 +331,9 @@ class _ComputationWriter:
             assert blocks is not None
             element_type = type_of(mixture.products[0].operands[0])
             sizes = sizes_of(mixture.rows, mixture.groups, blocks, profile, element_type)
-            if prefers_order(mixture.products, sizes.M, sizes.g, profile):
-                sizes = replace(sizes, is_in_order=True)
+            layout = choose_layout(mixture.products, sizes, profile)
             keys = self._value(mixture.groups_of_pairs)
-            self._exchanges[mixture] = Exchange(self._writer, sizes, keys)
+            self._exchanges[mixture] = Exchange(self._writer, layout.fit(sizes), layout, keys)
         return self._exchanges[mixture]
 
     def _permutation(self, mixture: Mixture) -> Instruction:

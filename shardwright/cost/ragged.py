@@ -67,7 +67,9 @@ def kernel_time_s(
     efficiency = profile.ragged.kernel_efficiency if profile.ragged is not None else 0.0
     peak = profile.peak_flops_per_s.get(element_type, profile.peak_flops_per_s["default"])
     rate = peak * efficiency if efficiency else profile.matmul_flops_per_s(element_type)
-    return max(work / rate, memory_s, profile.launch_s)
+    copied = call.copied_elements(operand_shapes, result_shapes[0]) * ELEMENT_BITS[element_type] / 8
+    copies_s = max(2 * copied / profile.memory_bandwidth_bytes_per_s, profile.launch_s) if copied else 0.0
+    return max(work / rate, memory_s, profile.launch_s) + copies_s
 
 
 def _masks(product: Instruction, ragged: RaggedProducts | None) -> RaggedProducts | None:

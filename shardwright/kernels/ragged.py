@@ -8,7 +8,9 @@ sizes are those of the groups' parts in each block. With `rows, transposed` matr
 the last group are 0.
 
 Of rows that are sent to their experts, each of e blocks has groups and matrices of its own, and each of r replicas of
-them rows in order: a call for each block that a device has (`…, of blocks`).
+them rows in order (`…, of blocks`). All that a device has are multiplied at once, with a copy of the matrices for each
+replica; gradients are summed over replicas. Of a block's rows behind its last group, one operand of a gradient has to
+be 0, and the other a number.
 
     custom-call(x[r,e,m,k], w[e,g,k,n], sizes[r,e,g]), …, backend_config="rows, of blocks"       -> y[r,e,m,n]
     custom-call(x[r,e,m,k], y[r,e,m,n], sizes[r,e,g]), …, backend_config="weights, of blocks"    -> dw[e,g,k,n]
@@ -78,8 +80,15 @@ class RaggedCall:
         operand_shapes: of a part, in blocks or not.
         """
         rows, _, sizes = operand_shapes
-        calls = prod(sizes[:-1]) if self.of_blocks else 1
-        return prod(rows[:-1]) + calls * (sizes[-1] - 1) * SIDE
+        groups = prod(sizes) if self.of_blocks else sizes[-1]
+        return prod(rows[:-1]) + (groups - 1) * SIDE
+
+    def copied_elements(self, operand_shapes: Sequence[tuple[int, ...]], result: tuple[int, ...]) -> int:
+        """Elements of the copies of matrices, or of gradients before they are summed, of a part; 0: it makes none."""
+        sizes = operand_shapes[2]
+        if not self.of_blocks or sizes[0] == 1:
+            return 0
+        return prod(sizes) * operand_shapes[0][-1] * result[-1]
 
     def flops(self, operand_shapes: Sequence[tuple[int, ...]], result: tuple[int, ...]) -> float:
         """Operations, two a multiply-add, of a part."""

@@ -96,20 +96,20 @@ def _sum(rows: Any, others: Any, sizes: Any, multiprocessors: int) -> Any:
 
 
 def _of_blocks(product: str, rows: Any, other: Any, sizes: Any, multiprocessors: int) -> Any:
-    """A product of each block, rows of all replicas r by the matrices of one e; gradients are summed over replicas."""
-    replicas, experts, _ = sizes.shape
-    is_sum = product == "weights"
-
-    def block(r: int, e: int) -> Any:
-        own = other[r, e][None] if is_sum else other[e]
-        return _PRODUCTS[product](rows[r, e][None], own, sizes[r, e], multiprocessors)
-
-    if not is_sum:
-        return jnp.stack([jnp.concatenate([block(r, e) for e in range(experts)]) for r in range(replicas)])
-    if replicas == 1:
-        return jnp.stack([block(0, e) for e in range(experts)])
-    sums = [sum(block(r, e).astype(jnp.float32) for r in range(replicas)) for e in range(experts)]
-    return jnp.stack(sums).astype(rows.dtype)
+    """A product of all blocks at once, each with its own copy of its groups' matrices; gradients are summed over r."""
+    replicas, experts, groups = sizes.shape
+    length = rows.shape[2]
+    filled = sizes.at[..., -1].add(length - sizes.sum(-1)).reshape(-1)
+    flat = rows.reshape(1, -1, rows.shape[-1])
+    if product == "weights":
+        sums = _PRODUCTS[product](flat, other.reshape(1, -1, other.shape[-1]), filled, multiprocessors)
+        sums = sums.reshape(replicas, experts, groups, *sums.shape[1:])
+        return sums[0] if replicas == 1 else sums.astype(jnp.float32).sum(0).astype(rows.dtype)
+    matrices = jnp.broadcast_to(other, (replicas, *other.shape)).reshape(-1, *other.shape[2:])
+    product_rows = _PRODUCTS[product](flat, matrices, filled, multiprocessors)
+    product_rows = product_rows.reshape(replicas, experts, length, -1)
+    is_in_group = jnp.arange(length)[:, None] < sizes.sum(-1)[..., None, None]
+    return jnp.where(is_in_group, product_rows, jnp.zeros((), product_rows.dtype))
 
 
 def _blocks(columns: int) -> dict[str, int]:
