@@ -28,7 +28,9 @@ class Blocks:
         return own if self.bound is None else min(own, ceil(self.bound * own / self.experts))
 
     def describe(self) -> str:
-        """`8 blocks of experts x 2 of rows, capacity 1.25`."""
+        """`8 blocks × 2 of rows, capacity 1.25`; `8 blocks of rows, each with all experts`"""
+        if self.experts == 1:
+            return f"{self.replicas} blocks of rows, each with all experts"
         bound = "worst case" if self.bound is None else f"{self.bound:g}"
         rows = f" × {self.replicas} of rows" if self.replicas > 1 else ""
         return f"{self.experts} blocks{rows}, capacity {bound}"

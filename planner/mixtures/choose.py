@@ -16,7 +16,8 @@ from shardwright.units import format_seconds
 
 
 def list_blocks(mixtures: Sequence[Mixture], cluster: Cluster, options: PlanOptions) -> list[Blocks]:
-    """The blocks to plan with, the likeliest first: experts over the devices of a node, over all, over fewer."""
+    """The blocks to plan with, the likeliest first: experts over the devices of a node, over all, over fewer, and all
+    experts for each block, which sends no row and has room for all. Without a bound that is the likeliest."""
     devices = cluster.device_count
     if devices == 1 or not mixtures:
         return []
@@ -31,7 +32,9 @@ def list_blocks(mixtures: Sequence[Mixture], cluster: Cluster, options: PlanOpti
         for replicas, experts in dict.fromkeys(pairs)
         if experts > 1 and groups % experts == 0 and rows % (replicas * experts) == 0
     ]
-    return fitting[:MAX_FORMS]
+    sending = fitting[: MAX_FORMS - 1]
+    own = [Blocks(replicas=devices, experts=1)] if rows % devices == 0 else []
+    return [*own, *sending] if options.expert_capacity is None else [*sending, *own]
 
 
 def _of_cluster(devices: int, per_node: int, groups: int) -> list[tuple[int, int]]:
@@ -56,7 +59,7 @@ def _of_mesh(mesh: Mapping[str, int], groups: int) -> list[tuple[int, int]]:
 
 def describe_choice(taken: Blocks | None, steps: Mapping[Blocks | None, float | str]) -> str:
     """The plan's note: the form it has, and the step of every other one; a text says why one has no step."""
-    form = "rows stay with their tokens" if taken is None else f"{taken.describe()}, rows sent by all-to-all"
+    form = "rows stay with their tokens" if taken is None else taken.describe()
     others = [_describe_other(blocks, step) for blocks, step in steps.items() if blocks != taken]
     return f"{MIXTURES} {form}" + (f" ({'; '.join(others)})" if others else "")
 

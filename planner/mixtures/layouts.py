@@ -276,7 +276,7 @@ def choose_layout(products: tuple[Instruction, ...], sizes: Sizes, profile: Hard
     if sizes.groups > MOST_KERNEL_GROUPS:
         return InOrder
     more_s = sum(_more_time_s(product, sizes, profile) for product in products)
-    return AsReceived if more_s < _moves_time_s(products, sizes, profile) else InOrder
+    return AsReceived if more_s <= _moves_time_s(products, sizes, profile) else InOrder
 
 
 def _more_time_s(product: Instruction, sizes: Sizes, profile: HardwareProfile) -> float:
@@ -286,7 +286,7 @@ def _more_time_s(product: Instruction, sizes: Sizes, profile: HardwareProfile) -
     shapes = [operand.shape.leaves[0].dimensions for operand in product.operands]
     width, columns = shapes[0][-1], product.shape.leaves[0].dimensions[-1]
     bytes_per_s = profile.memory_bandwidth_bytes_per_s
-    copied = 2 * sizes.groups * width * columns * ELEMENT_BITS[kind] / 8
+    copied = 2 * (sizes.groups - sizes.g) * width * columns * ELEMENT_BITS[kind] / 8
     shared = 2.0 * (sizes.groups - sizes.g) * SIDE * width * columns
     return copied / bytes_per_s + shared / profile.matmul_flops_per_s(kind)
 

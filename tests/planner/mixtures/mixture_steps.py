@@ -82,3 +82,26 @@ def arguments() -> tuple[Any, Any]:
         "bias": normal(GROUPS, HIDDEN),
     }
     return params, tokens
+
+
+#: Ragged products of a step of one layer, forward and backward.
+PRODUCTS = {"taken": 9, "read_in_order": 6}
+
+
+def wide_arguments() -> tuple[Any, Any]:
+    """The same of widths that JAX's kernel takes, bfloat16, rows enough for its blocks on each of eight devices."""
+    random = np.random.default_rng(0)
+    width, hidden, tokens = 128, 256, 1024
+
+    def normal(*dims: int) -> Any:
+        return jnp.asarray(random.standard_normal(dims) / dims[-2] ** 0.5, "bfloat16")
+
+    skew = jnp.asarray([2, 0, 1, 0, 0, -9, 0, 1], "bfloat16") / width
+    params = {
+        "router": normal(width, GROUPS) + skew,
+        "gate": normal(GROUPS, width, hidden),
+        "up": normal(GROUPS, width, hidden),
+        "down": normal(GROUPS, hidden, width),
+        "bias": jnp.zeros((GROUPS, hidden), "bfloat16"),
+    }
+    return params, abs(normal(tokens, width)) * width**0.5

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import Any
 
 import jax
@@ -11,10 +12,13 @@ import pytest
 
 import shardwright
 from shardwright.clusters.cluster import Cluster
-from shardwright.hlo import Module, parse
+from shardwright.cost import hardware_profile
+from shardwright.hlo import Instruction, Module, parse
 from shardwright.options.plan_options import PlanOptions
 from shardwright.planner.graph.inlining import inline_calls
-from shardwright.planner.mixtures import Blocks, block_mixtures, find_all_mixtures, list_blocks
+from shardwright.planner.mixtures import Blocks, block_mixtures, find_all_mixtures, list_blocks, write
+from shardwright.planner.mixtures.layouts import AsReceived, InOrder, choose_layout
+from shardwright.planner.mixtures.sizes import sizes_of
 from shardwright.planner.rewrites.top_k import expand_top_k
 from shardwright.planner.search.search import Search
 from tests.planner.attention.written_out import run
@@ -47,6 +51,72 @@ def test_numbers_are_jax_s(mixture: str, layers: str) -> None:
     _assert_close(jax.jit(step)(*values), run(expand_top_k(blocked), jax.tree.leaves(values)))
 
 
+@pytest.mark.parametrize("mixture", ["taken", "scattered", "read_in_order"])
+def test_numbers_of_rows_that_are_not_sent_are_jax_s(mixture: str) -> None:
+    step, values = mixture_steps.train(getattr(mixture_steps, mixture), "again"), mixture_steps.arguments()
+    blocked = block_mixtures(_lowered(step, *values), Blocks(replicas=8, experts=1), None)
+    assert _count(blocked, "ragged-dot") == 0
+    _assert_close(jax.jit(step)(*values), run(expand_top_k(blocked), jax.tree.leaves(values)))
+
+
+#: Blocks by the layout that rows have for the kernel, and groups of its call for each device.
+BY_KERNEL = {
+    "as received": (Blocks(replicas=2, experts=4), AsReceived),
+    "in order": (Blocks(replicas=2, experts=4), InOrder),
+    "not sent": (Blocks(replicas=8, experts=1), AsReceived),
+}
+
+
+@pytest.mark.parametrize("case", BY_KERNEL)
+@pytest.mark.parametrize("mixture", ["taken", "read_in_order"])
+def test_the_kernel_s_numbers_are_one_device_s(mixture: str, case: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Planned for eight H100, computed on CPU devices, forward and backward; bfloat16 is as far from float32's numbers
+    on one device as JAX's own is."""
+    blocks, layout = BY_KERNEL[case]
+    monkeypatch.setattr(write, "choose_layout", lambda *_: layout)
+    step, values = mixture_steps.train(getattr(mixture_steps, mixture), "once"), mixture_steps.wide_arguments()
+    text = shardwright.lower(step, *values, platform="cuda").as_text()
+    cluster = replace(Cluster.local(8), hardware="h100")
+    options = PlanOptions(mesh={"data": 2, "expert": 4}, effort="fast")
+    plan = Search(text, cluster, options, blocks=blocks).run_and_clear()
+    calls = [each for each in plan.instructions if each.opcode == "custom-call" and "ragged_dot" in each.name]
+    assert len(calls) == mixture_steps.PRODUCTS[mixture]
+    outputs = xla_outputs(plan, *jax.tree.leaves(values))
+    exact = jax.tree.leaves(jax.jit(step)(*jax.tree.map(lambda each: each.astype(np.float32), values)))
+    for one, ours, theirs in zip(exact, outputs, jax.tree.leaves(jax.jit(step)(*values)), strict=True):
+        scale = float(np.abs(one).max()) + 1e-9
+        error, usual = (np.abs(np.asarray(each, np.float32) - one).max() / scale for each in (ours, theirs))
+        assert error <= max(2 * usual, 1e-2)
+
+
+def test_the_layout_is_the_cheaper_one() -> None:
+    """As received where matrices are few, in order where copies of them outweigh the moves, tiles without a kernel."""
+
+    def layout(experts: int, blocks: Blocks, hardware: str) -> str:
+        products = _wide_products(experts)
+        profile = hardware_profile(hardware)
+        sizes = sizes_of(8 * 32_768 * 6, experts, blocks, profile, "bf16")
+        return choose_layout(products, sizes, profile).__name__
+
+    sent, kept = Blocks(replicas=1, experts=8, bound=1.1), Blocks(replicas=8, experts=1)
+    assert layout(16, sent, "h100") == "AsReceived"
+    assert layout(64, sent, "h100") == "InOrder"
+    assert layout(64, kept, "h100") == "AsReceived"
+    assert layout(16, sent, "a100") == layout(16, sent, "tpu-v5e") == "Tiles"
+
+
+def _wide_products(experts: int) -> tuple[Instruction, ...]:
+    """Of DeepSeek-V2-Lite's experts, 32,768 tokens on each of eight devices."""
+    rows = 8 * 32_768 * 6
+
+    def step(x: Any, w: Any, sizes: Any) -> Any:
+        return jax.grad(lambda x, w: jax.lax.ragged_dot(x, w, sizes).astype("float32").sum(), (0, 1))(x, w)
+
+    shapes = [jax.ShapeDtypeStruct(each, "bfloat16") for each in ((rows, 2048), (experts, 2048, 1408))]
+    module = _lowered(step, *shapes, jax.ShapeDtypeStruct((experts,), "int32"))
+    return tuple(each for each in module.instructions() if each.opcode == "ragged-dot")
+
+
 @pytest.mark.parametrize("layers", ["once", "scan"])
 def test_rows_are_not_sorted_over_all_tokens(layers: str) -> None:
     """Each block sorts its own, and once more for the way back; in a scan, forward and backward."""
@@ -70,6 +140,14 @@ def test_what_is_not_counted_by_expert_stays() -> None:
     mixtures = find_all_mixtures(_lowered(step, params, tokens))
     assert [(each.rows, each.groups, len(each.products)) for each in mixtures] == [(128, 8, 9)]
     assert list_blocks(mixtures, Cluster.local(3), PlanOptions()) == []
+    assert list_blocks(mixtures, Cluster.local(4), PlanOptions()) == [
+        Blocks(replicas=4, experts=1),
+        Blocks(replicas=1, experts=4),
+    ]
+    assert list_blocks(mixtures, Cluster.local(4), PlanOptions(expert_capacity=1.1)) == [
+        Blocks(replicas=1, experts=4, bound=1.1),
+        Blocks(replicas=4, experts=1),
+    ]
 
 
 @pytest.mark.parametrize("layers", ["once", "again", "scan"])
@@ -105,7 +183,9 @@ def test_plans_run_on_devices_as_on_one(mesh: dict[str, int]) -> None:
     """Experts, rows and hidden units over devices, forward and backward; the collectives are those that it says."""
     step, values = mixture_steps.train(mixture_steps.taken, "once"), mixture_steps.arguments()
     text = shardwright.lower(step, *values, platform="cuda").as_text()
-    blocks = list_blocks(find_all_mixtures(inline_calls(parse(text))), Cluster.local(8), PlanOptions(mesh=mesh))[0]
-    search = Search(text, Cluster.local(8), PlanOptions(mesh=mesh, effort="fast"), blocks=blocks)
-    plan = search.run_and_clear()
-    _assert_close(jax.jit(step)(*values), xla_outputs(plan, *jax.tree.leaves(values)))
+    kept, sent, *_ = list_blocks(find_all_mixtures(inline_calls(parse(text))), Cluster.local(8), PlanOptions(mesh=mesh))
+    assert (kept.experts, sent.experts) == (1, mesh["expert"])
+    for blocks in (kept, sent):
+        search = Search(text, Cluster.local(8), PlanOptions(mesh=mesh, effort="fast"), blocks=blocks)
+        plan = search.run_and_clear()
+        _assert_close(jax.jit(step)(*values), xla_outputs(plan, *jax.tree.leaves(values)))
