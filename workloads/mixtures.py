@@ -11,6 +11,7 @@ from dataclasses import replace
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 import optax
 
 from examples.moe.deepseek import PRESETS, Config, make_steps
@@ -40,6 +41,36 @@ def build(config: Config) -> tuple[Callable[..., Any], tuple[Any, ...]]:
     init, train_step, _ = make_steps(config, optax.adamw(1e-4))
     state = jax.eval_shape(init, jax.random.key(0))
     return train_step, (*state, jax.ShapeDtypeStruct((config.batch, config.context + 1), "int32"))
+
+
+def build_layer(experts: int, devices: int) -> tuple[Callable[..., Any], tuple[Any, ...]]:
+    """(step, types of its arguments) of one ragged layer with these sizes in bfloat16: its parameters and tokens."""
+    sizes = SIZES[experts]
+    tokens, width, hidden = SEQUENCES_PER_DEVICE * sizes.context * devices, sizes.width, sizes.hidden
+
+    def layer(p: Any, x: Any) -> Any:
+        weights, chosen = jax.lax.top_k(jax.nn.softmax((x @ p["router"]).astype("float32")), sizes.active)
+        of_pair = chosen.reshape(-1)
+        order = jnp.argsort(of_pair)
+        counts = jnp.bincount(of_pair, length=experts)
+        rows = jnp.take(x, order // sizes.active, axis=0)
+        gate, up = (jax.lax.ragged_dot(rows, p[name], counts) for name in ("gate", "up"))
+        y = jax.lax.ragged_dot(jax.nn.silu(gate) * up, p["down"], counts)
+        y = jnp.take(y, jnp.argsort(order), axis=0).reshape(tokens, sizes.active, width)
+        return x + jnp.einsum("tkd,tk->td", y, weights.astype(x.dtype))
+
+    def step(p: Any, x: Any) -> Any:
+        loss, gradients = jax.value_and_grad(lambda p, x: (layer(p, x).astype("float32") ** 2).mean(), (0, 1))(p, x)
+        return jax.tree.map(lambda old, each: (old - 1e-3 * each).astype(old.dtype), (p, x), gradients), loss
+
+    shapes = {
+        "router": (width, experts),
+        "gate": (experts, width, hidden),
+        "up": (experts, width, hidden),
+        "down": (experts, hidden, width),
+    }
+    types = {name: jax.ShapeDtypeStruct(dims, "bfloat16") for name, dims in shapes.items()}
+    return step, (types, jax.ShapeDtypeStruct((tokens, width), "bfloat16"))
 
 
 def sent_rows(config: Config) -> int:

@@ -2,10 +2,11 @@
 
 Of each plan: predicted step, and what the plan says of experts. Of what XLA:GPU makes of it, without a GPU, for one
 device: operations of products beside those that rows need, bytes of collectives beside those of rows that are sent and
-returned, the largest array but for scores of attention, and the peak. Then which form is faster, by name.
+returned, the largest array but for scores of attention, and the peak. Then which form is faster, by name. `--layer`:
+the ragged layer alone and its step, predicted, what its plan says of experts, with the steps of the other forms.
 
     python -m benchmarks.planner.mixtures [--devices 8 64] [--experts 16 64] [--forms ragged onehot]
-        [--expert-capacity 1.1] [--no-compile] [--json FILE]    # make gpu-packages first
+        [--expert-capacity 1.1] [--layer] [--no-compile] [--json FILE]    # make gpu-packages first
 """
 
 from __future__ import annotations
@@ -28,7 +29,7 @@ from shardwright.hlo import format_shape
 from shardwright.units import format_bytes, format_seconds
 from shardwright.xla import CompileService
 from shardwright.xla.compilers import find_compiler
-from workloads.mixtures import build, config_of, row_bytes
+from workloads.mixtures import build, build_layer, config_of, row_bytes
 
 _MILLI = 1e3
 
@@ -74,11 +75,15 @@ def main() -> None:
     parser.add_argument("--experts", type=int, nargs="*", default=[16, 64], choices=[16, 64])
     parser.add_argument("--forms", nargs="*", default=list(FORMS), choices=FORMS)
     parser.add_argument("--expert-capacity", type=float, metavar="SHARE")
+    parser.add_argument("--layer", action="store_true", help="one ragged layer and its step, planned only")
     parser.add_argument("--no-compile", action="store_true", help="plans only")
     parser.add_argument("--json", type=Path, metavar="FILE")
     arguments = parser.parse_args()
     rows = []
     for devices, experts in product(arguments.devices, arguments.experts):
+        if arguments.layer:
+            print_layer(devices, experts, arguments.expert_capacity)
+            continue
         forms = [
             measure(config_of(experts, devices, form), devices, arguments.expert_capacity, not arguments.no_compile)
             for form in arguments.forms
@@ -122,6 +127,30 @@ def measure(config: Config, devices: int, capacity: float | None, is_compiled: b
         row = _compile(row, plan, config.context)
     print_row(row)
     return row
+
+
+def print_layer(devices: int, experts: int, capacity: float | None) -> None:
+    """Plan a layer's step, and say what its experts take."""
+    step, types = build_layer(experts, devices)
+    text = str(sw.lower(step, *types, donate_argnums=(0, 1), platform="cuda").as_text())
+    plan: Any = sw.plan(
+        text,
+        h100(devices),
+        stages=1,
+        micro_batches=1,
+        remat="none",
+        effort="fast",
+        expert_capacity=capacity,
+        cache=False,
+    )
+    needed = count_product_flops(text)["ragged-dot"] / devices
+    print(f"{devices:3} H100, {experts} experts, a layer: step {format_seconds(plan.cost.step_s)} on {plan.mesh}")
+    for note in plan.mixtures:
+        print(
+            f"      {note.part:8} {format_seconds(note.time_s)}, {format_bytes(note.wire_bytes)} on the wire, "
+            f"{note.flops / needed:.2f} × rows' work"
+        )
+    print(f"      {next((note for note in plan.notes if note.startswith('experts:')), '')}", flush=True)
 
 
 def lower(config: Config) -> str:

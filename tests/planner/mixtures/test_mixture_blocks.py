@@ -17,7 +17,7 @@ from shardwright.hlo import Instruction, Module, parse
 from shardwright.options.plan_options import PlanOptions
 from shardwright.planner.graph.inlining import inline_calls
 from shardwright.planner.mixtures import Blocks, block_mixtures, find_all_mixtures, list_blocks, write
-from shardwright.planner.mixtures.layouts import AsReceived, InOrder, choose_layout
+from shardwright.planner.mixtures.layouts import AsReceived, InOrder, Layout, choose_layout
 from shardwright.planner.mixtures.sizes import sizes_of
 from shardwright.planner.rewrites.top_k import expand_top_k
 from shardwright.planner.search.search import Search
@@ -59,11 +59,11 @@ def test_numbers_of_rows_that_are_not_sent_are_jax_s(mixture: str) -> None:
     _assert_close(jax.jit(step)(*values), run(expand_top_k(blocked), jax.tree.leaves(values)))
 
 
-#: Blocks by the layout that rows have for the kernel, and groups of its call for each device.
-BY_KERNEL = {
-    "as received": (Blocks(replicas=2, experts=4), AsReceived),
-    "in order": (Blocks(replicas=2, experts=4), InOrder),
-    "not sent": (Blocks(replicas=8, experts=1), AsReceived),
+#: Blocks, the layout that rows have for the kernel, and axes of the matrices' groups: tokens are split over all.
+BY_KERNEL: dict[str, tuple[Blocks, type[Layout], str | None]] = {
+    "as received": (Blocks(replicas=2, experts=4), AsReceived, "expert"),
+    "in order": (Blocks(replicas=2, experts=4), InOrder, "expert"),
+    "not sent": (Blocks(replicas=8, experts=1), AsReceived, None),
 }
 
 
@@ -72,12 +72,13 @@ BY_KERNEL = {
 def test_the_kernel_s_numbers_are_one_device_s(mixture: str, case: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Planned for eight H100, computed on CPU devices, forward and backward; bfloat16 is as far from float32's numbers
     on one device as JAX's own is."""
-    blocks, layout = BY_KERNEL[case]
+    blocks, layout, axis = BY_KERNEL[case]
     monkeypatch.setattr(write, "choose_layout", lambda *_: layout)
     step, values = mixture_steps.train(getattr(mixture_steps, mixture), "once"), mixture_steps.wide_arguments()
     text = shardwright.lower(step, *values, platform="cuda").as_text()
     cluster = replace(Cluster.local(8), hardware="h100")
-    options = PlanOptions(mesh={"data": 2, "expert": 4}, effort="fast")
+    force = {f"p['{name}']": {0: axis} for name in ("gate", "up", "down") if axis}
+    options = PlanOptions(mesh={"data": 2, "expert": 4}, force={**force, "x": {0: "data"}}, effort="fast")
     plan = Search(text, cluster, options, blocks=blocks).run_and_clear()
     calls = [each for each in plan.instructions if each.opcode == "custom-call" and "ragged_dot" in each.name]
     assert len(calls) == mixture_steps.PRODUCTS[mixture]
