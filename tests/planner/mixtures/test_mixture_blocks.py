@@ -89,7 +89,7 @@ def test_the_layout_is_the_cheaper_one() -> None:
     """As received where matrices are few, in order where copies of them outweigh the moves, tiles without a kernel."""
 
     def layout(experts: int, blocks: Blocks, hardware: str) -> str:
-        products = _wide_products(experts)
+        products = 3 * _wide_products(experts)  # gate, up and down
         profile = hardware_profile(hardware)
         sizes = sizes_of(8 * 32_768 * 6, experts, blocks, profile, "bf16")
         return choose_layout(products, sizes, profile).__name__
