@@ -4,6 +4,11 @@ XLA:GPU's scheduler (jaxlib 0.10.2) starts a copy of an argument from the host a
 the forward pass: an optimizer's state then lies on the device all step long, and nothing is saved. A barrier over the
 argument and the value that its readers combine it with, the gradient, holds the copy back until that is there: XLA
 takes barriers out once it has scheduled.
+
+It also starts all copies back before it waits for one: old and new state would lie on the device together. So fetches
+take turns, in the order in which their partners are computed: each waits until what the one before has become is back
+on the host. Eight layers of 4096 × 16,384 with Adam on 8 H100 take 1.61 GB of temporaries so, as compiled, 2.68 without
+turns.
 """
 
 from __future__ import annotations
@@ -11,7 +16,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from shardwright.placements.call import DEVICE, KIND_ATTRIBUTE
+from shardwright.placements.call import DEVICE, HOST, KIND_ATTRIBUTE
 from shardwright.reserved_names import PLACEMENT_TARGET
 from shardwright.xla import private
 from shardwright.xla.strip import annotation_target
@@ -30,19 +35,41 @@ def delay_fetches(main: Any) -> None:
     fetches = [
         operation.results[0]
         for operation in block.operations
-        if _is_fetch(operation) and operation.operands[0] in arguments and operation.operands[0].type.rank
+        if _moves_to(operation, DEVICE) and operation.operands[0] in arguments and operation.operands[0].type.rank
     ]
-    for fetched in fetches:
-        partner = _find_partner(fetched)
-        if partner is not None:
-            _wait_for(fetched, partner, block)
+    partners = {fetched: partner for fetched in fetches if (partner := _find_partner(fetched)) is not None}
+    places = _places(block)
+    in_turn = sorted(partners, key=lambda fetched: places[_owner(partners[fetched]).results[0]])
+    for fetched, partner in partners.items():
+        _wait_for(fetched, partner, block)
+    before = None
+    for fetched in in_turn:
+        stored = _find_stored(fetched, block)
+        if stored is None:
+            continue
+        if before is not None and fetched not in _ancestors(before):
+            _wait_for(fetched, before, block)
+        before = stored
 
 
-def _is_fetch(operation: Any) -> bool:
-    if annotation_target(operation) != PLACEMENT_TARGET:
+def _find_stored(fetched: Any, block: Any) -> Any | None:
+    """The last value that is made of the fetched one and moved to the host; None where none is."""
+    places = _places(block)
+    made = _made_of(fetched, places)
+    return max((value for value in made if _moves_to(_owner(value), HOST)), key=places.__getitem__, default=None)
+
+
+def _moves_to(operation: Any, kind: str) -> bool:
+    """Whether an operation moves an array to this kind of memory."""
+    if operation is None or annotation_target(operation) != PLACEMENT_TARGET:
         return False
     said = {item.name: item.attr for item in operation.attributes["mhlo.frontend_attributes"]}
-    return KIND_ATTRIBUTE in said and said[KIND_ATTRIBUTE].value == DEVICE
+    return KIND_ATTRIBUTE in said and said[KIND_ATTRIBUTE].value == kind
+
+
+def _places(block: Any) -> dict[Any, int]:
+    """The number of each operation, by its first result."""
+    return {each.results[0]: place for place, each in enumerate(block.operations) if each.results}
 
 
 def _find_partner(fetched: Any) -> Any | None:
@@ -85,7 +112,7 @@ def _ancestors(value: Any) -> set[Any]:
 
 def _wait_for(fetched: Any, partner: Any, block: Any) -> None:
     """A barrier over the fetched argument and its partner, ahead of the fetch, all behind what makes the partner."""
-    places = {each.results[0]: place for place, each in enumerate(block.operations) if each.results}
+    places = _places(block)
     fetch, behind = _owner(fetched), _owner(partner)
     assert fetch is not None
     assert behind is not None
