@@ -174,10 +174,17 @@ def _compile(row: Row, plan: Any, context: int) -> Row:
     )
 
 
+def _describe_work(row: Row) -> str:
+    """What the experts multiply as compiled; JAX's kernels, whose products no text shows, as the plan counts them."""
+    if row.work >= 0.01:
+        return f"{row.work:.2f} × rows' work"
+    return f"{row.parts['experts'][2] / row.expert_flops:.2f} × rows' work by the plan, in kernels"
+
+
 def print_row(row: Row) -> None:
     print(
         f"{row.devices:3} H100, {row.experts} experts, {row.form:6}: step {format_seconds(row.step_s)} predicted on "
-        f"{row.mesh}, planned in {row.planning_s:.0f} CPU s; compiled: {row.work:.2f} × rows' work, all-to-alls "
+        f"{row.mesh}, planned in {row.planning_s:.0f} CPU s; compiled: {_describe_work(row)}, all-to-alls "
         f"{row.moved_bytes / row.row_bytes:.2f} × rows sent and returned (all collectives "
         f"{format_bytes(row.wire_bytes)}), largest array {row.largest}, peak {format_bytes(row.peak_bytes)}",
         flush=True,
