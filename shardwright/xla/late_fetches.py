@@ -39,7 +39,7 @@ def delay_fetches(main: Any) -> None:
     ]
     partners = {fetched: partner for fetched in fetches if (partner := _find_partner(fetched)) is not None}
     places = _places(block)
-    in_turn = sorted(partners, key=lambda fetched: places[_owner(partners[fetched]).results[0]])
+    in_turn = sorted(partners, key=lambda fetched: places[partners[fetched].owner.results[0]])
     for fetched, partner in partners.items():
         _wait_for(fetched, partner, block)
     before = None
