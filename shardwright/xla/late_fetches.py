@@ -13,7 +13,7 @@ turns.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from shardwright.placements.call import DEVICE, HOST, KIND_ATTRIBUTE
@@ -42,21 +42,21 @@ def delay_fetches(main: Any) -> None:
     in_turn = sorted(partners, key=lambda fetched: places[partners[fetched].owner.results[0]])
     for fetched, partner in partners.items():
         _wait_for(fetched, partner, block)
-    before = None
-    for fetched in in_turn:
-        stored = _find_stored(fetched, block)
-        if stored is None:
-            continue
-        if before is not None and fetched not in _ancestors(before):
-            _wait_for(fetched, before, block)
-        before = stored
+    _take_turns(in_turn, block)
 
 
-def _find_stored(fetched: Any, block: Any) -> Any | None:
-    """The last value that is made of the fetched one and moved to the host; None where none is."""
+def _take_turns(fetches: Sequence[Any], block: Any) -> None:
+    """Hold each fetch back until what the one before has become is on the host; not where that is made of it."""
     places = _places(block)
-    made = _made_of(fetched, places)
-    return max((value for value in made if _moves_to(_owner(value), HOST)), key=places.__getitem__, default=None)
+    made = {fetched: _made_of(fetched, places) for fetched in fetches}
+    stored: list[Any] = []
+    for fetched in fetches:
+        moved = [value for value in made[fetched] if _moves_to(_owner(value), HOST)]
+        if not moved:
+            continue
+        if stored and made[fetched].keys().isdisjoint(stored):
+            _wait_for(fetched, stored[-1], block)
+        stored.append(max(moved, key=places.__getitem__))
 
 
 def _moves_to(operation: Any, kind: str) -> bool:
