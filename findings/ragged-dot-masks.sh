@@ -1,7 +1,9 @@
 #!/usr/bin/env bash
 # What libtpu makes of jax.lax.ragged_dot, compiled for a TPU v5e that is not here.
 #
-# Seen with jax 0.10.2 and libtpu 0.0.42.1:
+# Versions: jax 0.10.2, jaxlib 0.10.2, libtpu 0.0.42.1
+#
+# Seen:
 #   1. A product is a kernel of 2 M K N operations; a gradient of the matrices counts 2 G M K N: rows are masked.
 #   2. A product that is split along what is summed, and scattered, is one kernel named "ragged-dot-reduce-scatter": the
 #      compiled text has neither a reduce-scatter nor an all-reduce, though devices add their terms up.

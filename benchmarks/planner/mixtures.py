@@ -99,16 +99,7 @@ def measure(config: Config, devices: int, capacity: float | None, is_compiled: b
     text = lower(config)
     needed = count_product_flops(lower(replace(config, form="ragged")))
     start = time.process_time()
-    plan: Any = sw.plan(
-        text,
-        h100(devices),
-        stages=1,
-        micro_batches=1,
-        remat="none",
-        fused_attention="off",
-        expert_capacity=capacity,
-        cache=False,
-    )
+    plan = _plan(text, devices, capacity, fused_attention="off")
     row = Row(
         devices=devices,
         experts=config.experts,
@@ -133,16 +124,7 @@ def print_layer(devices: int, experts: int, capacity: float | None) -> None:
     """Plan a layer's step, and say what its experts take."""
     step, types = build_layer(experts, devices)
     text = str(sw.lower(step, *types, donate_argnums=(0, 1), platform="cuda").as_text())
-    plan: Any = sw.plan(
-        text,
-        h100(devices),
-        stages=1,
-        micro_batches=1,
-        remat="none",
-        effort="fast",
-        expert_capacity=capacity,
-        cache=False,
-    )
+    plan = _plan(text, devices, capacity, effort="fast")
     needed = count_product_flops(text)["ragged-dot"] / devices
     print(f"{devices:3} H100, {experts} experts, a layer: step {format_seconds(plan.cost.step_s)} on {plan.mesh}")
     for note in plan.mixtures:
@@ -151,6 +133,20 @@ def print_layer(devices: int, experts: int, capacity: float | None) -> None:
             f"{note.flops / needed:.2f} × rows' work"
         )
     print(f"      {next((note for note in plan.notes if note.startswith('experts:')), '')}", flush=True)
+
+
+def _plan(text: str, devices: int, capacity: float | None, **options: Any) -> Any:
+    """One program on all devices, nothing computed again but where the text says so."""
+    return sw.plan(
+        text,
+        h100(devices),
+        stages=1,
+        micro_batches=1,
+        remat="none",
+        expert_capacity=capacity,
+        cache=False,
+        **options,
+    )
 
 
 def lower(config: Config) -> str:
