@@ -179,19 +179,19 @@ class Demand:
                 else:
                     own = [(*result[:2], WHOLE) for result in recipe.results]  # cut out of, or scaled from
                     read |= dict.fromkeys(other for other in (*operands, *own) if other in sources)
-        found: dict[Version, None] = {}
-        todo = list(read)
-        while todo:
-            version = todo.pop()
+        copies: dict[Version, None] = {}
+        pending = list(read)
+        while pending:
+            version = pending.pop()
             version = seen_as.get(version, version)
-            if version in found or version not in operands_of:
+            if version in copies or version not in operands_of:
                 continue
             shape = version[0].shape.leaves[0]
             if prod(shape.dimensions) > MAX_REPEATED_ELEMENTS and shape.size_bytes <= sources[version]:
-                found[version] = None
+                copies[version] = None
             else:
-                todo += operands_of[version]
-        return [version for version in operands_of if version in found]
+                pending += operands_of[version]
+        return [version for version in operands_of if version in copies]
 
     def only_sliced_leaves(self) -> dict[int, Along]:
         """Leaves of the only parameter that are cut along one dimension and otherwise handed on."""
